@@ -9,14 +9,14 @@ import pytest
 import torch
 from log_fixture import write_lines
 
-from tailrl.config.arm import Correction
 from tailrl.diagnosis import readers
 from tailrl.diagnosis.diagnosis import Diagnosis, diagnose_parts
 from tailrl.diagnosis.log import LoggedRow, pack
 from tailrl.diagnosis.measure import NATS_EDGES, Measured, measure
 from tailrl.diagnosis.metrics import frameworks, named_metrics, quantity
 from tailrl.diagnosis.page import html_page, terminal_page
-from tailrl.objective.diagnostics import log_ratio_metrics, verl_metrics
+from tailrl.objective.diagnostics import log_ratio_metrics
+from tailrl.stats.verl import verl_metrics
 
 RANDOM = np.random.default_rng(5)
 LENGTHS = [*RANDOM.integers(1, 30, 40).tolist(), 200]
@@ -34,20 +34,23 @@ def measured() -> Measured:
 def test_the_numbers_of_every_framework_against_loops(measured: Measured) -> None:
     p, q = np.exp(TRAIN_T), np.exp(INFER_T)
     m, n = (p + q) / 2, len(p)
+    weight_T = np.minimum(p / q, 2)
     difference = [np.mean(b) - np.mean(a) for a, b in zip(TRAIN, INFER, strict=True)]
+    whole = [math.exp(sum(a - b)) for a, b in zip(TRAIN, INFER, strict=True)]
+    of_responses = [ratio if ratio <= 3 else 0.0 for ratio in whole]
     expected = {
         "training/rollout_probs_diff_mean": sum(abs(p - q)) / n,
         "training/rollout_probs_diff_std": torch.tensor(abs(p - q)).std().item(),
         "training/rollout_probs_diff_max": max(abs(p - q)),
         "training/rollout_actor_probs_pearson_corr": np.corrcoef(p, q)[0, 1],
-        "rollout_corr/rollout_is_mean": sum(np.minimum(p / q, 2)) / n,
-        "rollout_corr/rollout_is_eff_sample_size": sum(np.minimum(p / q, 2)) ** 2 / n / sum(np.minimum(p / q, 2) ** 2),
+        "rollout_corr/rollout_is_mean": sum(weight_T) / n,
+        "rollout_corr/rollout_is_eff_sample_size": n / sum((weight_T / (weight_T.mean() + 1e-8)) ** 2),
         "rollout_corr/ppl_ratio": sum(math.exp(d) for d in difference) / len(LENGTHS),
         "sampling/sampling_logp_difference/mean": sum(abs(np.log(p / q))) / n,
         "sampling/sampling_logp_difference/max": max(abs(np.log(p / q))),
-        "sampling/importance_sampling_ratio/min": min(p / q),
-        "sampling/importance_sampling_ratio/mean": sum(p / q) / n,
-        "sampling/importance_sampling_ratio/max": max(p / q),
+        "sampling/importance_sampling_ratio/min": min(of_responses),
+        "sampling/importance_sampling_ratio/mean": sum(of_responses) / len(LENGTHS),
+        "sampling/importance_sampling_ratio/max": max(of_responses),
         "token_mult_prob_error": sum(np.maximum(p / q, q / p)) / n,
         "gen_kl_error": sum(p / q - 1 - np.log(p / q)) / n,
         "policy_kl_error": sum(q / p - 1 - np.log(q / p)) / n,
@@ -64,17 +67,32 @@ def test_the_numbers_of_every_framework_against_loops(measured: Measured) -> Non
 
 
 def test_verls_numbers_are_those_of_training(measured: Measured) -> None:
-    """To what `objective.diagnostics` computes. Of weights it has an older verl's definitions, before truncation."""
+    """Those that the training loop logs of the same tokens."""
     train_T, infer_T = torch.tensor(TRAIN_T), torch.tensor(INFER_T)
     sequence_T = torch.repeat_interleave(torch.arange(len(LENGTHS)), torch.tensor(LENGTHS))
     ours = log_ratio_metrics(train_T, infer_T, sequence_T, len(LENGTHS))
-    ours |= verl_metrics(train_T - infer_T, sequence_T, len(LENGTHS), Correction())
+    ours |= verl_metrics(TRAIN_T - INFER_T, sequence_T.numpy(), len(LENGTHS), most=2.0, by_response=False)
     found = {one.name: one.value.mean for one in named_metrics(measured) if one.name.startswith("rollout_corr/")}
     assert len(found) == 10
     for name, value in found.items():
-        if "rollout_is" in name:
-            continue
         assert value == pytest.approx(ours[name.removeprefix("rollout_corr/")], rel=1e-6), name
+
+
+def test_huge_ratios_are_bounded_as_verl_bounds_them() -> None:
+    """Log-ratios of 30 and −30 nats count as 20 and −20 in χ²; by TRL's defaults the response has ratio 1."""
+    row = LoggedRow("here", np.array([-31.0, -1.0]), np.array([-1.0, -31.0]))
+    measured = measure([("a", pack([row]))])
+    assert quantity(measured, "chi2_token").mean == pytest.approx((math.exp(40) + math.exp(-40)) / 2 - 1)
+    assert quantity(measured, "trl_ratio_mean").mean == 1
+
+
+def test_trls_ratio_is_of_a_response_and_zero_above_its_cap() -> None:
+    """Three responses with ratios 2, 4 and 1/2; of the second none is left."""
+    ratios = [[4.0, 0.5], [2.0, 2.0], [0.5]]
+    rows = [LoggedRow("here", np.full(len(row), -9.0), -9.0 + np.log(row)) for row in ratios]
+    measured = measure([("a", pack(rows))])
+    names = ("trl_ratio_min", "trl_ratio_mean", "trl_ratio_max")
+    assert [quantity(measured, name).mean for name in names] == pytest.approx([0, 2.5 / 3, 2])
 
 
 def test_a_cut_changes_nothing(measured: Measured) -> None:

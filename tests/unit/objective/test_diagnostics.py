@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from tailrl.config.arm import Correction
-from tailrl.objective.diagnostics import advantage_skew, log_ratio_metrics, verl_metrics, weight_metrics
+from tailrl.objective.diagnostics import advantage_skew, log_ratio_metrics, weight_metrics
+from tailrl.stats.verl import verl_metrics
 
 
 def definition(sequences: list[tuple[list[float], list[float]]]) -> dict[str, float]:
@@ -175,73 +175,13 @@ def test_a_mismatch_independent_of_the_advantage_gives_opposite_skews() -> None:
     assert set(advantage_skew(torch.zeros(0), torch.zeros(0), torch.zeros(0)).values()) == {0.0}
 
 
-# --- verl's own definitions ----------------------------------------------------------------------------
-
-
-def bounded(log_ratio: float) -> float:
-    return math.exp(min(max(log_ratio, -20.0), 20.0))
-
-
-def by_verl(responses: list[list[float]], most: float, by_response: bool) -> dict[str, float]:
-    """verl's metrics from the log-ratios of each response's tokens, in plain loops."""
-    tokens = [ratio for response in responses for ratio in response]
-    weights = [[bounded(sum(r) if by_response else ratio) for ratio in r] for r in responses]
-    flat = [weight for response in weights for weight in response]
-    clamped = [min(max(weight, 1 / most), most) for weight in flat]
-    count, mean = len(flat), sum(clamped) / len(flat)
-    judged = [sum(r) for r in responses] if by_response else tokens
-    means = [sum(response) / len(response) for response in weights]
-    centre = sum(means) / len(means)
-    spread = math.sqrt(sum((m - centre) ** 2 for m in means) / (len(means) - 1)) if len(means) > 1 else 0.0
-    return {
-        "rollout_is_mean": sum(flat) / count,
-        "rollout_is_std": math.sqrt(sum((weight - mean) ** 2 for weight in clamped) / count),
-        "rollout_is_max": math.exp(min(max(judged), 20.0)) if by_response else max(flat),
-        "rollout_is_min": math.exp(min(judged)) if by_response else min(flat),
-        "rollout_is_eff_sample_size": count / sum((weight / (mean + 1e-8)) ** 2 for weight in clamped),
-        "rollout_is_ratio_fraction_high": sum(ratio > math.log(most) for ratio in judged) / len(judged),
-        "rollout_is_ratio_fraction_low": sum(ratio < -math.log(most) for ratio in judged) / len(judged),
-        "rollout_is_seq_mean": centre,
-        "rollout_is_seq_std": spread,
-        "rollout_is_seq_max": max(means),
-        "rollout_is_seq_min": min(means),
-        "rollout_is_seq_max_deviation": max(abs(m - 1) for m in means),
-        "rollout_is_seq_fraction_high": sum(m > most for m in means) / len(means),
-        "rollout_is_seq_fraction_low": sum(m < 1 / most for m in means) / len(means),
-        "chi2_token": sum(bounded(ratio) ** 2 for ratio in tokens) / count - 1,
-        "chi2_seq": sum(bounded(sum(r)) ** 2 for r in responses) / len(responses) - 1,
-    }
-
-
-@pytest.mark.parametrize(
-    ("correction", "most", "by_response"),
-    [
-        ({}, 2.0, False),
-        ({"token": "tis", "token_threshold": 1.2}, 1.2, False),
-        ({"sequence": "reject_k1"}, 2.0, False),
-        ({"sequence": "tis", "sequence_threshold": 1.5}, 1.5, True),
-        ({"sequence": "mis"}, 2.0, True),
-        ({"sequence": "is"}, math.inf, True),
-    ],
-)
-@pytest.mark.parametrize("lengths", [[5, 3, 9, 1], [1], [40, 2]])
-@pytest.mark.parametrize("spread", [0.3, 12.0])
-def test_verls_metrics_are_verls(
-    correction: dict[str, object], most: float, by_response: bool, lengths: list[int], spread: float
-) -> None:
-    rng = np.random.default_rng(sum(lengths))
-    responses = [rng.normal(0, spread, n).tolist() for n in lengths]
-    responses[-1][0] = -math.inf  # a token of probability 0
-    flat = torch.tensor([ratio for response in responses for ratio in response], dtype=torch.float64)
-    of = torch.tensor([n for n, length in enumerate(lengths) for _ in range(length)]) * 2  # every other has no token
-    found = verl_metrics(flat, of, 2 * len(lengths), Correction.model_validate(correction))
-    assert found == pytest.approx(by_verl(responses, most, by_response), rel=1e-9, abs=1e-12)
+# --- verl's own definitions are in tests/unit/stats/test_verl.py ------------------------------------------
 
 
 def test_verl_weights_a_response_by_its_tokens_and_ours_does_not() -> None:
     """The case for two names: a long response of small ratio beside a short one of large ratio."""
-    log_ratio, of = torch.tensor([-0.2] * 9 + [0.4]), torch.tensor([0] * 9 + [1])
+    log_ratio, of = np.array([-0.2] * 9 + [0.4]), np.array([0] * 9 + [1])
     ours = weight_metrics(torch.tensor([math.exp(-1.8), math.exp(0.4)]))["rollout_is_mean"]
-    theirs = verl_metrics(log_ratio, of, 2, Correction(sequence="tis"))["rollout_is_mean"]
+    theirs = verl_metrics(log_ratio, of, 2, most=2.0, by_response=True)["rollout_is_mean"]
     assert ours == pytest.approx((math.exp(-1.8) + math.exp(0.4)) / 2)
     assert theirs == pytest.approx(0.9 * math.exp(-1.8) + 0.1 * math.exp(0.4))

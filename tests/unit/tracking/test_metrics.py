@@ -14,10 +14,10 @@ import pytest
 import torch
 
 import tailrl
-from tailrl.config.arm import Correction
-from tailrl.objective.diagnostics import advantage_skew, log_ratio_metrics, verl_metrics, weight_metrics
+from tailrl.objective.diagnostics import advantage_skew, log_ratio_metrics, weight_metrics
 from tailrl.report.metrics import ALIASES
 from tailrl.rollout.types import Rollout
+from tailrl.stats.verl import verl_metrics
 from tailrl.tracking.metrics import (
     CORR,
     CORR_UNMASKED,
@@ -176,7 +176,7 @@ def test_what_is_said_to_compute_a_metric_does() -> None:
         "objective.diagnostics.log_ratio_metrics": log_ratio_metrics(zeros, zeros, torch.arange(3), 3),
         "objective.diagnostics.advantage_skew": advantage_skew(zeros, zeros, zeros),
         "objective.diagnostics.weight_metrics": weight_metrics(zeros),
-        "objective.diagnostics.verl_metrics": verl_metrics(zeros, torch.arange(3), 3, Correction()),
+        "stats.verl.verl_metrics": verl_metrics(np.zeros(3), np.arange(3), 3, most=2.0, by_response=False),
         "training.step_record.reward_metrics": reward_metrics(np.zeros((1, 2), np.float32)),
         "training.step_record.response_metrics": response_metrics([rollout]),
     }

@@ -16,6 +16,7 @@ from tailrl.diagnosis.log import IntArray, Log
 from tailrl.diagnosis.signals import Signals
 from tailrl.diagnosis.signature import SignatureSums
 from tailrl.stats.intervals import Interval, mean_interval, ratio_interval
+from tailrl.stats.verl import bounded_ratio, truncated_ratio
 
 LOGPROB_ROUNDING = 1e-5
 """Nats above 0 that rounding may give a log-prob."""
@@ -25,6 +26,8 @@ NATS_EDGES = (0.0, 1e-4, 1e-3, 1e-2, 0.1, 0.3, 1.0, 2.0, 3.0, 5.0, 7.0, 10.0, np
 
 SEQUENCE_GROUPS = 32
 """Groups of sequences that a binned quantity is kept for: its error comes from how much they differ."""
+
+VERL_THRESHOLD = 2.0  # verl's default of rollout_is_threshold
 
 Both = Callable[[FloatArray, FloatArray], FloatArray]
 
@@ -45,8 +48,8 @@ TOKEN: dict[str, Both] = {
     "abs_prob": lambda train, infer: np.abs(np.exp(train) - np.exp(infer)),
     "abs_prob_squared": lambda train, infer: np.abs(np.exp(train) - np.exp(infer)) ** 2,
     "js": lambda train, infer: _to_mixture(train, infer) / 2 + _to_mixture(infer, train) / 2,
-    "ratio": lambda train, infer: np.exp(train - infer),
-    "ratio_squared": lambda train, infer: np.exp(2 * (train - infer)),
+    "ratio": lambda train, infer: bounded_ratio(train - infer),
+    "ratio_squared": lambda train, infer: bounded_ratio(train - infer) ** 2,
     "error_factor": lambda train, infer: np.exp(np.abs(train - infer)),
     "logp_train": lambda train, _: train,
     "logp_infer": lambda _, infer: infer,
@@ -55,15 +58,15 @@ TOKEN: dict[str, Both] = {
     "prob_train_squared": lambda train, _: np.exp(2 * train),
     "prob_infer_squared": lambda _, infer: np.exp(2 * infer),
     "prob_product": lambda train, infer: np.exp(train + infer),
-    "truncated": lambda train, infer: np.exp(np.minimum(train - infer, np.log(2))),
-    "truncated_squared": lambda train, infer: np.exp(2 * np.minimum(train - infer, np.log(2))),
+    "truncated": lambda train, infer: truncated_ratio(train - infer, VERL_THRESHOLD),
+    "truncated_squared": lambda train, infer: truncated_ratio(train - infer, VERL_THRESHOLD) ** 2,
     "outside_tenth": lambda train, infer: (np.abs(np.expm1(train - infer)) > 0.1).astype(np.float64),
     "above_two": lambda train, infer: (train - infer > np.log(2)).astype(np.float64),
     "below_half": lambda train, infer: (train - infer < -np.log(2)).astype(np.float64),
 }
 """Of each token, from log π_train and log π_infer [T], nats. k1 and k3 estimate KL(π_infer ‖ π_train); k3_reverse adds
 its terms with π_train and π_infer exchanged, as NeMo-RL's policy KL does, over the same sampled tokens; js compares
-each side with their mixture in this way. `truncated` is verl's weight at a threshold of 2."""
+each side with their mixture in this way. `ratio` and `truncated` are verl's, with log-ratios clamped to ±20 nats."""
 
 
 @dataclass
@@ -143,12 +146,9 @@ class Measured:
         found = {
             "abs_logp_max": float(np.abs(delta_T).max()),
             "abs_prob_max": float(np.abs(np.exp(train_T) - np.exp(infer_T)).max()),
-            "ratio_max": float(np.exp(delta_T.max())),
         }
         for name, value in found.items():
             self.extremes[name] = max(value, self.extremes.get(name, value))
-        least = float(np.exp(delta_T.min()))
-        self.extremes["ratio_min"] = min(least, self.extremes.get("ratio_min", least))
 
     def _bins(self, train_T: FloatArray, infer_T: FloatArray, group_T: IntArray) -> None:
         place_T = np.clip(np.searchsorted(NATS_EDGES, -train_T, side="right") - 1, 0, len(NATS_EDGES) - 2)

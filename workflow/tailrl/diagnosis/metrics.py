@@ -11,11 +11,12 @@ import yaml
 from pydantic import Field
 
 from tailrl.artifacts.files import Record
+from tailrl.artifacts.metrics import FloatArray
 from tailrl.diagnosis.measure import TOKEN, Measured
 from tailrl.stats.intervals import Interval, mean_interval
+from tailrl.stats.verl import bounded_ratio, effective_sample_size
 
-MOST_LOG_RATIO = 20.0
-"""Nats: verl clamps log-ratios to it before it exponentiates them."""
+TRL_CAP = 3.0  # TRL's default of vllm_importance_sampling_clip_max
 
 
 class Rule(Record):
@@ -32,19 +33,26 @@ class Rule(Record):
 
 
 class Known(Record):
-    """A framework's metric: which quantity of ours it is, and its rules of thumb."""
+    """A framework's metric: which quantity of ours it is, under which of its settings, and its rules of thumb."""
 
     of: str
+    settings: str = ""
     rules: list[Rule] = Field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A metric of a framework with its value in this log; `of`: which quantity of ours it is."""
+    """A metric of a framework with its value in this log.
+
+    Attributes:
+        of: which quantity of ours it is.
+        settings: those of the framework that the value depends on; the log does not have them.
+    """
 
     framework: str
     name: str
     of: str
+    settings: str
     value: Interval
     rules: tuple[Rule, ...]
 
@@ -62,7 +70,7 @@ def frameworks() -> dict[str, dict[str, Known]]:
 def named_metrics(measured: Measured) -> list[Named]:
     """Every framework's metrics of a log, in the order of `frameworks.yaml`."""
     return [
-        Named(framework, name, known.of, quantity(measured, known.of), tuple(known.rules))
+        Named(framework, name, known.of, known.settings, quantity(measured, known.of), tuple(known.rules))
         for framework, metrics in frameworks().items()
         for name, known in metrics.items()
     ]
@@ -89,10 +97,10 @@ def _shifted(interval: Interval, by: float) -> Interval:
 
 
 def _ess(measured: Measured, weight: str) -> Interval:
-    """Effective sample size of token weights, as a fraction: (mean w)² / mean w²."""
-    mean, squared = (measured.token_mean(name).mean for name in (weight, f"{weight}_squared"))
-    # Weights too small for a float have no size left to compare.
-    return _plain(measured, mean**2 / squared if squared > 0 else math.nan)
+    """Effective sample size of token weights, as a fraction."""
+    mean = measured.token_mean(weight).mean
+    mean_square = measured.token_mean(f"{weight}_squared").mean
+    return _plain(measured, effective_sample_size(mean, mean_square))
 
 
 def _deviation(measured: Measured) -> Interval:
@@ -117,7 +125,13 @@ def _mean_of(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[
 
 def _sequence_chi2(measured: Measured) -> Interval:
     whole_S = -measured.column("k1")[measured.column("tokens") > 0]
-    return mean_interval(np.expm1(2 * np.clip(whole_S, -MOST_LOG_RATIO, MOST_LOG_RATIO)))
+    return mean_interval(bounded_ratio(whole_S) ** 2 - 1)
+
+
+def _trl_ratios(measured: Measured) -> FloatArray:
+    """TRL's importance ratio of each response [S], by its defaults: π_train/π_infer of all tokens, 0 above the cap."""
+    ratio_S = np.exp(-measured.column("k1"))
+    return np.where(ratio_S > TRL_CAP, 0.0, ratio_S)
 
 
 def _sequence_ess(measured: Measured) -> Interval:
@@ -132,6 +146,9 @@ OTHERS: dict[str, Callable[[Measured], Interval]] = {
     "pearson": _pearson,
     "chi2_token": lambda measured: _shifted(measured.token_mean("ratio_squared"), -1.0),
     "chi2_seq": _sequence_chi2,
+    "trl_ratio_min": lambda measured: _plain(measured, float(_trl_ratios(measured).min())),
+    "trl_ratio_mean": lambda measured: mean_interval(_trl_ratios(measured)),
+    "trl_ratio_max": lambda measured: _plain(measured, float(_trl_ratios(measured).max())),
     "ess_token": lambda measured: _ess(measured, "ratio"),
     "ess_truncated": lambda measured: _ess(measured, "truncated"),
     "ess_seq": _sequence_ess,

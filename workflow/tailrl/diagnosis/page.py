@@ -59,6 +59,7 @@ class MetricRow:
     """A framework's metric in the table: its value, the noise floor, and its rules of thumb with whether they hold."""
 
     name: str
+    settings: str
     value: str
     floor: str
     rules: tuple[tuple[str, str, str], ...]
@@ -196,7 +197,7 @@ def _metrics(measured: Measured) -> dict[str, list[MetricRow]]:
     for one in named_metrics(measured):
         rules = () if math.isnan(one.value.mean) else tuple(_rule(rule, one.value.mean) for rule in one.rules)
         found.setdefault(one.framework, []).append(
-            MetricRow(one.name, cell(one.value), _floor(measured, one.of), rules)
+            MetricRow(one.name, one.settings, cell(one.value), _floor(measured, one.of), rules)
         )
     return found
 

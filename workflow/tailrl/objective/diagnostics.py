@@ -1,7 +1,7 @@
 """Diagnostics of the training-inference mismatch, from the log-probs of sampled tokens.
 
 Names follow verl's `rollout_corr/*`. So do the definitions of `log_ratio_metrics`, except that ours clamp nothing and
-call a ratio large above 2; `weight_metrics` is about responses. `verl_metrics` has verl's own definitions of what
+call a ratio large above 2; `weight_metrics` is about responses. `tailrl.stats.verl` has verl's own definitions of what
 differs. With ℓ_t = log π_train − log π_infer, K1 = −ℓ and K3 = e^ℓ − ℓ − 1 estimate KL(π_infer ‖ π_train). Everything
 is computed in float64.
 """
@@ -11,15 +11,11 @@ import math
 import torch
 from torch import Tensor
 
-from tailrl.config.arm import Correction
 from tailrl.objective.sequences import check_logprobs, check_packed, sequence_mean, sequence_sum
 from tailrl.tracking.metrics import ROUTING
 
 LARGE_RATIO = torch.tensor(2.0)
 """A token ratio outside [1/2, 2] counts as large."""
-
-VERL_BOUND = 20.0
-"""verl clamps log-ratios to ±20 nats before it exponentiates them."""
 
 
 def log_ratio_metrics(
@@ -134,54 +130,3 @@ def weight_metrics(weight_N: Tensor) -> dict[str, float]:
         "rollout_is_max": weight_N.max().item(),
         "rollout_is_eff_sample_size": (mean.square() / weight_N.square().mean()).item() if mean > 0 else 0.0,
     }
-
-
-def verl_metrics(log_ratio_T: Tensor, sequence_T: Tensor, count: int, correction: Correction) -> dict[str, float]:
-    """verl's `rollout_corr/rollout_is_*` and χ², by its own definitions (verl/trainer/ppo/rollout_corr_helper.py).
-
-    A token weighs e^ℓ, or its whole response's ratio where `correction` weights responses (is, tis, mis); C is that
-    weight's threshold. Log-ratios are clamped to ±20, so a token of probability 0 weighs e⁻²⁰.
-
-    Args:
-        log_ratio_T: [T] nats, ℓ; −inf for a token that the trainer gives probability 0.
-        sequence_T: int64 [T], each token's sequence.
-        count: number of sequences; those without a token are left out.
-        correction: of the arm.
-
-    Returns:
-        rollout_is_mean: over tokens, so that a response counts by its length; before any truncation.
-        rollout_is_std, rollout_is_eff_sample_size: over tokens, of weights clamped to [1/C, C].
-        rollout_is_max, rollout_is_min: of the weights before truncation.
-        rollout_is_ratio_fraction_high, _low: share of tokens above C, below 1/C; of responses, where they are weighted.
-        rollout_is_seq_mean, _std (sample), _max, _min, _max_deviation (from 1), _fraction_high, _low: of a response's
-            mean weight.
-        chi2_token, chi2_seq: mean squared ratio − 1, per token and per response.
-    """
-    log_ratio_T = log_ratio_T.double()
-    whole_N = sequence_sum(log_ratio_T, sequence_T, count)
-    real_N = sequence_sum(torch.ones_like(log_ratio_T), sequence_T, count) > 0
-    by_response = correction.sequence in ("is", "tis", "mis")
-    most = correction.limit if by_response else correction.token_threshold
-    weight_T = (whole_N[sequence_T] if by_response else log_ratio_T).clamp(-VERL_BOUND, VERL_BOUND).exp()
-    judged_X = whole_N[real_N] if by_response else weight_T.log()
-    kept_T, response_N = weight_T.clamp(1 / most, most), sequence_mean(weight_T, sequence_T, count)[real_N]
-    squares = [(2 * x.clamp(-VERL_BOUND, VERL_BOUND)).expm1().mean() for x in (log_ratio_T, whole_N[real_N])]
-    named = {
-        "rollout_is_mean": weight_T.mean(),
-        "rollout_is_std": kept_T.std(correction=0),
-        "rollout_is_min": judged_X.min().exp(),
-        "rollout_is_max": judged_X.max().clamp(max=VERL_BOUND).exp(),
-        "rollout_is_eff_sample_size": 1 / (kept_T / (kept_T.mean() + 1e-8)).square().mean(),
-        "rollout_is_ratio_fraction_high": (judged_X > math.log(most)).double().mean(),
-        "rollout_is_ratio_fraction_low": (judged_X < -math.log(most)).double().mean(),
-        "rollout_is_seq_mean": response_N.mean(),
-        "rollout_is_seq_std": response_N.std() if len(response_N) > 1 else torch.zeros(()),
-        "rollout_is_seq_min": response_N.min(),
-        "rollout_is_seq_max": response_N.max(),
-        "rollout_is_seq_max_deviation": (response_N - 1).abs().max(),
-        "rollout_is_seq_fraction_high": (response_N > most).double().mean(),
-        "rollout_is_seq_fraction_low": (response_N < 1 / most).double().mean(),
-        "chi2_token": squares[0],
-        "chi2_seq": squares[1],
-    }
-    return {name: value.item() for name, value in named.items()}

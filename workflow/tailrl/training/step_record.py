@@ -19,7 +19,6 @@ from tailrl.objective.diagnostics import (
     advantage_skew,
     log_ratio_metrics,
     routing_metrics,
-    verl_metrics,
     weight_metrics,
 )
 from tailrl.objective.reference_kl import token_kl
@@ -27,6 +26,7 @@ from tailrl.objective.safe_set import TokenLogprobs
 from tailrl.objective.sequences import sequence_sum
 from tailrl.rollout.types import Rollout
 from tailrl.runtime import distributed
+from tailrl.stats.verl import verl_metrics
 from tailrl.tracking import metrics as keys
 from tailrl.training.routes import as_bits
 
@@ -186,7 +186,7 @@ class StepRecord:
             | weight_metrics(self.of("weights.used_N")),
             keys.CORR_UNMASKED: log_ratio_metrics(full_T, unmasked_infer_T, sequence_T, self.sequences, outside_T),
             keys.CORR_RAW: weight_metrics(self.of("weights.raw_N")),
-            keys.CORR_VERL: verl_metrics(given_T - logp_infer_T, sequence_T, self.sequences, correction),
+            keys.CORR_VERL: self._by_verl(given_T - logp_infer_T, correction),
         }
         return {
             **{keys.in_group(group, name): v for group, values in groups.items() for name, v in values.items()},
@@ -211,6 +211,13 @@ class StepRecord:
             keys.OUTSIDE_DELTA: _mean((full_T - unmasked_infer_T)[outside_T].abs()),
             **self.routing(),
         }
+
+    def _by_verl(self, log_ratio_T: Tensor, correction: Correction) -> dict[str, float]:
+        """verl's metrics at the threshold of the arm's weight: a response's where the arm has one, else a token's."""
+        by_response = correction.sequence in ("is", "tis", "mis")
+        most = correction.limit if by_response else correction.token_threshold
+        sequence_T = self.of("sequence_T").cpu().numpy()
+        return verl_metrics(log_ratio_T.double().cpu().numpy(), sequence_T, self.sequences, most, by_response)
 
 
 def reward_metrics(rewards_PG: NDArray[np.float32]) -> dict[str, float]:
