@@ -115,12 +115,10 @@ def old_batch(trainer: Any, batch: dict[str, torch.Tensor]) -> dict[str, torch.T
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
     mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
     with torch.no_grad():
-        old, _, _ = trainer._get_per_token_logps_and_entropies(
-            trainer.model, ids, mask, batch["completion_ids"].shape[1], 3
-        )
-    found = {"old_per_token_logps": old}
+        trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, batch["completion_ids"].shape[1], 3)
+    found: dict[str, torch.Tensor] = trainer._old
     if isinstance(trainer, RLOOTrainer):
-        found["old_logps"] = (old * batch["completion_mask"]).sum(1)
+        found = found | {"old_logps": (found["old_per_token_logps"] * batch["completion_mask"]).sum(1)}
     return found
 
 
@@ -223,6 +221,47 @@ def test_two_steps_of_training(
         assert 0 < line["grad_norm"] < math.inf
     found = trainer.evaluate(trainer.train_dataset)
     assert math.isfinite(found["eval_loss"]) and 0 < found["eval_dvp/kept_mass_train_mean"] < 1
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_iterations": 2},
+        {"steps_per_generation": 2, "per_device_train_batch_size": 4},
+        {"num_iterations": 2, "gradient_accumulation_steps": 4, "per_device_train_batch_size": 4},
+        {"num_iterations": 3, "steps_per_generation": 2, "per_device_train_batch_size": 4},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", TRAINERS)
+def test_the_policys_own_updates_are_no_mismatch(
+    policy_folder: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, kind: str, settings: dict[str, Any]
+) -> None:
+    """transformers samples with the trainer's weights of before the first update; an update moves k3 by 0.01 or more."""
+    updates = {"max_steps": 6, "learning_rate": 0.01, "max_grad_norm": 100.0}
+    trainer = make_trainer(kind, policy_folder, tokenizer, tmp_path, **(updates | settings))
+    trainer.train()
+    steps = [line for line in trainer.state.log_history if "rollout_corr/k3_kl" in line]
+    assert len(steps) == 6 and max(line["grad_norm"] for line in steps) > 0
+    for line in steps:
+        assert 0 <= line["rollout_corr/k3_kl"] < 1e-9
+        assert line["dvp/sampled_outside_train_support_count"] == 0
+
+
+def test_a_batchs_metrics_stay_as_the_policy_moves(
+    exact: PreTrainedModel, policy_folder: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    """A second loss on a batch, after an update, logs what the first one did."""
+    trainer = make_trainer("grpo", policy_folder, tokenizer, tmp_path, None, torch.float64)
+    batch = batch_of(*make_rollouts())
+    batch |= old_batch(trainer, batch)
+    trainer._compute_loss(trainer.model, batch)
+    move(exact, trainer.model)
+    trainer._compute_loss(trainer.model, batch)
+    assert len(trainer._metrics["train"]["rollout_corr/k3_kl"]) == 2
+    for name, values in trainer._metrics["train"].items():
+        if name.startswith(("dvp/", "rollout_corr/")):
+            assert values[0] == values[1], name
 
 
 @pytest.mark.parametrize("kind", TRAINERS)

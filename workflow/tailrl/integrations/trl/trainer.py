@@ -28,6 +28,9 @@ OLD, SAMPLER = "old_per_token_logps", "sampling_per_token_logps"
 """Keys of TRL's batches: log-probs [N, C] of the trainer before its first update (−inf outside its set), and of the
 sampler."""
 
+OLD_KEPT = "old_per_token_log_kept"
+"""Key of ours beside OLD: log Z [N, C] of the trainer's set before its first update."""
+
 
 def spread(values_T: Tensor, mask_NC: Tensor) -> Tensor:
     """Values of T tokens at their positions in padded rows [N, C]; 0 elsewhere."""
@@ -62,7 +65,7 @@ class DVPMixin:
         check_trainer(trainer, model)
         score_constrained(model, log(self.rho), trainer.temperature)
         self._found: tuple[Tensor, Tensor, None] | None = None  # for TRL's loss, while it runs
-        self._old_NC: Tensor | None = None
+        self._old: dict[str, Tensor] = {}
         self._sampled: list[list[float]] = []
 
     @contextmanager
@@ -90,10 +93,9 @@ class DVPMixin:
         return (responses, self._sampled) if isinstance(result, tuple) else result
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        self._old_NC = None
+        self._old = {}
         batch: dict[str, Any] = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
-        if self._old_NC is not None:
-            batch[OLD] = self._old_NC
+        batch |= self._old
         if SAMPLER not in batch:
             batch[SAMPLER] = torch.zeros_like(batch["completion_ids"], dtype=torch.float32)
             for row_C, values in zip(batch[SAMPLER], self._sampled, strict=True):
@@ -123,14 +125,15 @@ class DVPMixin:
         """Log π^mp [N, C] and its entropy; before the loss runs, −inf for a token outside the set, no entropy."""
         if self._found is not None:
             return self._found
-        rows = []
+        logp_rows, kept_rows = [], []
         size = batch_size or len(input_ids)
         for ids_NL, attended_NL in zip(torch.split(input_ids, size), torch.split(attention_mask, size), strict=True):
             mask_NC = attended_NL[:, -logits_to_keep:].bool()
             found = self._score(model, ids_NL, attended_NL, mask_NC)
-            rows.append(spread(found.logp_T.masked_fill(found.outside_T, -torch.inf), mask_NC))
-        self._old_NC = torch.cat(rows)
-        return self._old_NC, None, None
+            logp_rows.append(spread(found.logp_T.masked_fill(found.outside_T, -torch.inf), mask_NC))
+            kept_rows.append(spread(found.log_kept_T, mask_NC))
+        self._old = {OLD: torch.cat(logp_rows), OLD_KEPT: torch.cat(kept_rows)}
+        return self._old[OLD], None, None
 
     @torch.no_grad()
     def score_batch(self, batch: dict[str, Any]) -> Tensor:
@@ -145,9 +148,13 @@ class DVPMixin:
         count = len(mask_NC)
         sequence_T = torch.arange(count, device=mask_NC.device)[:, None].expand_as(mask_NC)[mask_NC]
         found = self._score(model, *_joined(inputs), mask_NC)
-        old_T = inputs[OLD][mask_NC] if OLD in inputs else found.logp_T.detach()
-        outside_T = found.outside_T | old_T.isneginf()
-        logp_T, old_T = (values_T.masked_fill(outside_T, 0.0) for values_T in (found.logp_T, old_T))
+        # TRL scores a batch before its updates only where one comes before its last loss.
+        before_T = found.logp_T.detach().masked_fill(found.outside_T, -torch.inf)
+        kept_T = found.log_kept_T.detach()
+        if OLD in inputs:
+            before_T, kept_T = inputs[OLD][mask_NC], inputs[OLD_KEPT][mask_NC]
+        outside_T = found.outside_T | before_T.isneginf()
+        logp_T, old_T = (values_T.masked_fill(outside_T, 0.0) for values_T in (found.logp_T, before_T))
         infer_T = inputs[SAMPLER][mask_NC].to(old_T.dtype)
         # vLLM may fail to score a token: its ratio counts as 1, as in TRL.
         infer_T = torch.where(infer_T.isnan(), old_T, infer_T)
@@ -168,7 +175,7 @@ class DVPMixin:
             changed = {"advantages": advantages_N * weight_NC.amax(1), "old_logps": spread(old_T, mask_NC).sum(1)}
         else:
             changed = {"advantages": advantages_N[:, None] * weight_NC, OLD: spread(old_T, mask_NC)}
-        self._note(found, outside_T, infer_T, sequence_T, weights)
+        self._note(before_T, kept_T, infer_T, sequence_T, weights)
         self._found = spread(logp_T, mask_NC), spread(found.entropy_T, mask_NC), None
         try:
             return cast(Tensor, super()._compute_loss(model, inputs | changed))  # type: ignore[misc]
@@ -176,18 +183,18 @@ class DVPMixin:
             self._found = None
 
     @torch.no_grad()
-    def _note(
-        self, found: TokenLogprobs, outside_T: Tensor, infer_T: Tensor, sequence_T: Tensor, weights: Weights
-    ) -> None:
+    def _note(self, before_T: Tensor, kept_T: Tensor, infer_T: Tensor, sequence_T: Tensor, weights: Weights) -> None:
         """Adds the means over processes to TRL's metrics, under the keys of `tailrl.tracking.metrics`.
 
-        The number of tokens outside is a sum over processes. TRL logs each as a mean over its calls of the loss.
+        `before_T` and `kept_T` are from before the first update on the batch, and so is each metric: later log-probs
+        hold the policy's own updates. The number of tokens outside is a sum over processes. TRL logs each as a mean
+        over its calls of the loss.
         """
         trainer = cast(Any, self)
-        logp_T = found.logp_T.masked_fill(outside_T, -torch.inf)
-        ratios = log_ratio_metrics(logp_T, infer_T, sequence_T, len(weights.raw_N), outside_T)
+        outside_T = before_T.isneginf()
+        ratios = log_ratio_metrics(before_T, infer_T, sequence_T, len(weights.raw_N), outside_T)
         values: dict[str, Any] = {
-            keys.KEPT_MASS_TRAIN: found.log_kept_T.exp().mean(),
+            keys.KEPT_MASS_TRAIN: kept_T.exp().mean(),
             keys.OUTSIDE: outside_T.float().mean(),
             keys.OUTSIDE_COUNT: outside_T.float().sum(),
             keys.K3_MASKED: ratios["k3_kl"],
