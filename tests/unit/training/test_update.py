@@ -3,6 +3,7 @@
 The oracle is transformers' own forward in float64, one sequence at a time, and loops over the tokens.
 """
 
+import copy
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from tailrl.model.policy import named_weights
 from tailrl.objective.safe_set import TokenLogprobs
 from tailrl.tracking.metrics import METRICS
 from tailrl.training import step
+from tailrl.training.optimizer import optimizer_step
 from tailrl.training.step import Sample, accumulate_gradients, old_logprobs, update
 from tailrl.training.step_record import StepRecord, Stopwatch
 
@@ -295,10 +297,10 @@ def test_every_sample_is_used_once(
     assert record.sequences == 7 and len(record.tokens()["outside"]) == sum(len(tokens) for tokens in used)
     assert loss == pytest.approx(np.mean(spy.losses)) and norm > 0
     assert record.metrics().keys() <= METRICS.keys()
-    # The old log-probs are from before the first update, also where a token is outside; bypass needs none.
+    # The old log-probs are from before the first update, also where a token is outside.
     known = dict(zip(identities([samples(run)])[0], first, strict=True))
     for part, old in zip(spy.samples, spy.old, strict=True):
-        if count == 1 or ratio in (None, "bypass"):
+        if count == 1:
             assert old is None
         else:
             assert old is not None
@@ -306,9 +308,9 @@ def test_every_sample_is_used_once(
                 torch.testing.assert_close(values.in_set(), known[sample.rollout.tokens].in_set(), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(("ratio", "moved"), [("recompute", False), ("decoupled", False), ("bypass", True)])
-def test_the_mismatch_is_measured_before_the_first_update(model: PreTrainedModel, ratio: str, moved: bool) -> None:
-    """r_corr: the updates of a step are no mismatch, but where nothing scores the rollouts before them."""
+@pytest.mark.parametrize("ratio", [None, *RATIOS])
+def test_the_mismatch_is_measured_before_the_first_update(model: PreTrainedModel, ratio: str | None) -> None:
+    """r_corr: the updates of a step are no mismatch."""
     alone, several = (run_with(ratio, minibatches=count) for count in (1, 3))
     chosen, record = samples(alone), StepRecord()
     accumulate_gradients(model, chosen, alone, Stopwatch(), record)
@@ -319,10 +321,24 @@ def test_the_mismatch_is_measured_before_the_first_update(model: PreTrainedModel
     compared = {name: before[name] for name in names if name in before and "rollout_is" not in name}
     assert len(compared) > 30
     same = {name: after[name] == pytest.approx(value, rel=1e-4, abs=1e-6) for name, value in compared.items()}
-    if moved:
-        assert not same["rollout_corr/k3_kl"] and not same["dvp/kept_mass_train_mean"]
-    else:
-        assert all(same.values()), [name for name, close in same.items() if not close]
+    assert all(same.values()), [name for name, close in same.items() if not close]
+
+
+@pytest.mark.parametrize(("ratio", "correction"), [(None, {}), (None, {"sequence": "tis"}), ("bypass", {})])
+def test_log_probs_of_before_the_updates_are_for_the_record_alone(
+    model: PreTrainedModel, ratio: str | None, correction: dict[str, Any]
+) -> None:
+    """Where no ratio is to them, the updates have the same bits as without them."""
+    run = run_with(ratio, correction, minibatches=3)
+    twin = copy.deepcopy(model)
+    updated(model, run, seed=5)
+    chosen = samples(run)
+    optimizer = torch.optim.SGD(twin.parameters(), lr=1e-2)
+    for part in np.array_split(np.random.default_rng(5).permutation(len(chosen)), 3):
+        accumulate_gradients(twin, [chosen[i] for i in part], run, Stopwatch(), StepRecord(), old=None)
+        optimizer_step(twin, optimizer, run.training.max_grad_norm)
+    for weight, expected in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(weight, expected)
 
 
 def test_the_loss_of_a_minibatch_is_a_mean_over_it(model: PreTrainedModel, spy: Spy) -> None:

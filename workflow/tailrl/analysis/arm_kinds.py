@@ -97,7 +97,10 @@ def clips_by(ratio: str) -> Role:
 
 
 def is_scored_first(settings: Mapping[str, Any]) -> bool:
-    """Whether a step's recorded mismatch (r_corr) is measured before the first update on its responses."""
+    """Whether a step's recorded mismatch (r_corr) is surely measured before the first update on its responses.
+
+    All runs measure it so since 2026-11-27. A run's settings do not say when it ran, so these arms do not count.
+    """
     return settings.get("training.minibatches", 1) == 1 or settings.get("clip.ratio") in ("recompute", "decoupled")
 
 

@@ -132,8 +132,8 @@ def accumulate_gradients(
         run: estimator, vocabulary, correction and clip.
         watch: gets the seconds of the phases forward and backward.
         record: gets the diagnostics' data of all ranks.
-        old: the trainer's log-probs of each sample's tokens before the first update on these rollouts, which the record
-            gets too. None at the first update, where the present log-probs are the old ones.
+        old: the trainer's log-probs of each sample's tokens before the first update on these rollouts, for the record
+            and for a clip whose ratio is to them. None for a single update, where the present ones are the old ones.
 
     Returns:
         The loss, one mean over all samples.
@@ -187,7 +187,9 @@ def _forward(
     logp_infer_T, log_kept_infer_T, kept_vocab_infer_T = (torch.from_numpy(array).to(device) for array in recorded)
     advantage_T = torch.tensor([s.advantage for s in chosen], device=device)[batch.sequence_T]
     before = None if old is None else TokenLogprobs.joined(old)
-    old_T = None if before is None else before.in_set().to(device)
+    old_T = None
+    if before is not None and run.clip is not None and run.clip.ratio != "bypass":
+        old_T = before.in_set().to(device)
     infer = (logp_infer_T, advantage_T, batch.sequence_T)
     scored = surrogate(logprobs, *infer, len(chosen), samples, run.correction, run.clip, old_T, expected_T)
     total, reference_T = scored.loss, None
@@ -249,7 +251,7 @@ def update(
     count = run.training.minibatches
     order = np.random.default_rng(seed).permutation(len(samples)) if count > 1 else np.arange(len(samples))
     old = None
-    if count > 1 and run.clip is not None and run.clip.ratio != "bypass":
+    if count > 1:
         with watch.phase("forward"), computing_at(model, run, delayed), tensor_floats(run.sampler):
             old = old_logprobs(model, samples, run)
     for part in np.array_split(order, count):

@@ -154,6 +154,14 @@ def test_without_trl_one_sentence_says_what_is_missing() -> None:
     assert last.startswith("ImportError: tailrl.trl needs TRL") and last.endswith("pip install trl==1.16.*")
 
 
+def test_the_import_is_without_trls_warnings_of_vllm() -> None:
+    """The pinned vLLM is newer than those that TRL names. Any other warning of a user's stays one."""
+    script = "import tailrl.trl, warnings; warnings.warn('TRL currently supports vLLM versions of then')"
+    command = [sys.executable, "-W", "error::UserWarning", "-c", script]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.stderr.strip().splitlines()[-1] == "UserWarning: TRL currently supports vLLM versions of then"
+
+
 def test_another_trl(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trl, "__version__", "1.17.0")
     with pytest.raises(ImportError, match=r"TRL 1\.16, and knows no other: this one is 1\.17\.0"):

@@ -237,7 +237,7 @@ def test_two_steps_of_training(
 def test_the_policys_own_updates_are_no_mismatch(
     policy_folder: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, kind: str, settings: dict[str, Any]
 ) -> None:
-    """transformers samples with the trainer's weights of before the first update; an update moves k3 by 0.01 or more."""
+    """transformers samples with the weights from before the first update; an update moves k3 by 0.01 or more."""
     updates = {"max_steps": 6, "learning_rate": 0.01, "max_grad_norm": 100.0}
     trainer = make_trainer(kind, policy_folder, tokenizer, tmp_path, **(updates | settings))
     trainer.train()
