@@ -35,7 +35,7 @@ STUDIES := $(sort $(patsubst studies/%.yaml,%,$(wildcard studies/*.yaml)))
 POOLS := $(shell sed -n 's/^\([a-z0-9_]*\):$$/\1/p' workflow/tailrl/analysis/pools.yaml)
 NAMES := $(STUDIES) ablate_length ablate_domain gradients distributions early_warning overview $(POOLS)
 
-.PHONY: $(NAMES) figure1 help venv install reproduce test test-slow slurm chaos planted fuzz bench bench-quick soak diagnose-exam gpu-check lint publish pages docs docs-serve docs-check format clean
+.PHONY: $(NAMES) figure1 help venv install reproduce test test-slow slurm verl chaos planted fuzz bench bench-quick soak diagnose-exam gpu-check lint publish pages docs docs-serve docs-check format clean
 .DEFAULT_GOAL := help
 
 help:  ## print this list
@@ -67,6 +67,13 @@ test-slow: venv  ## the tests that take minutes, an hour in all; the last line s
 slurm: venv  ## a tiny study on a real Slurm, whose jobs, daemons and nodes are killed: ten minutes
 	$(ADD) envs/slurm.txt
 	$(IN_VENV) pytest -m slow -s tests/slurm $(ARGS)
+
+# An environment that has verl, and sees what VENV has.
+verl: venv  ## the hook for verl's token log with verl's own trainers and queue: five minutes
+	$(VENV)/bin/python -m venv $(VENV)-verl
+	echo "import site; site.addsitedir('$(abspath $(VENV))/lib/python3.11/site-packages')" > $(VENV)-verl/lib/python3.11/site-packages/base.pth
+	$(VENV)-verl/bin/python envs/install.py envs/verl.txt
+	$(VENV)-verl/bin/python -m pytest -q tests/verl $(ARGS)
 
 chaos: venv  ## kill a small study 100 times; it must end as an undisturbed one: an hour, or 20 minutes with ARGS="--engine exact"
 	$(IN_VENV) PYTHONPATH=tests/fixtures:docs/code python tests/chaos/chaos.py $(ARGS)
