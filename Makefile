@@ -35,7 +35,7 @@ STUDIES := $(sort $(patsubst studies/%.yaml,%,$(wildcard studies/*.yaml)))
 POOLS := $(shell sed -n 's/^\([a-z0-9_]*\):$$/\1/p' workflow/tailrl/analysis/pools.yaml)
 NAMES := $(STUDIES) ablate_length ablate_domain gradients distributions early_warning overview $(POOLS)
 
-.PHONY: $(NAMES) figure1 help venv install reproduce test test-slow slurm verl chaos planted fuzz bench bench-quick soak diagnose-exam gpu-check lint publish pages docs docs-serve docs-check format clean
+.PHONY: $(NAMES) figure1 help venv install reproduce test test-slow slurm peers verl chaos planted fuzz bench bench-quick soak diagnose-exam gpu-check lint publish pages docs docs-serve docs-check format clean
 .DEFAULT_GOAL := help
 
 help:  ## print this list
@@ -67,6 +67,10 @@ test-slow: venv  ## the tests that take minutes, an hour in all; the last line s
 slurm: venv  ## a tiny study on a real Slurm, whose jobs, daemons and nodes are killed: ten minutes
 	$(ADD) envs/slurm.txt
 	$(IN_VENV) pytest -m slow -s tests/slurm $(ARGS)
+
+# PEERS=FOLDER: with checkouts of the frameworks of benchmarks/peers.yaml that are on no index.
+peers: venv  ## frameworks' own metrics and weights beside ours, executed from their wheels: ten minutes
+	$(IN_VENV) OMP_NUM_THREADS=1 python benchmarks/framework_metrics.py --out docs/results/framework_metrics.csv $(ARGS)
 
 # An environment that has verl, and sees what VENV has.
 verl: venv  ## the hook for verl's token log with verl's own trainers and queue: five minutes

@@ -90,22 +90,6 @@ def verl_helper(path: Path) -> Any:
     return definitions(path / VERL, {"verl_F": functional, "DataProto": proto})
 
 
-def verl_metrics(path: Path, batch: Batch) -> Found:
-    helper = verl_helper(path)
-    found = helper.compute_rollout_correction_and_rejection_mask(
-        batch.train_NL, batch.infer_NL, batch.mask_NL.long(), rollout_is="token", rollout_is_threshold=2.0
-    )[2]
-    for name, value in found.items():
-        yield VERL, name, float(value)
-    debug = "verl/utils/debug/metrics.py"
-    names = ("calculate_debug_metrics", "calculate_log_prob_diff", "pearson_correlation_coefficient")
-    functions = definitions(path / debug, {"logger": SimpleNamespace(debug=lambda *_: None)}, *names)
-    data = {"rollout_log_probs": batch.infer_NL, "old_log_probs": batch.train_NL}
-    data |= dict.fromkeys(("responses", "response_mask"), batch.mask_NL)
-    for name, value in functions.calculate_debug_metrics(SimpleNamespace(batch=data)).items():
-        yield debug, name, float(value)
-
-
 def verl_weights(path: Path, batch: Batch, text: str) -> tuple[str, Tensor]:
     given = settings(text, "algorithm.rollout_correction")
     proto, mask_NL, _ = verl_helper(path).compute_rollout_correction_and_rejection_mask(
@@ -227,7 +211,6 @@ def openrlhf_weights(path: Path, batch: Batch, text: str) -> tuple[str, Tensor]:
     return source, loss(batch.train_NL, batch.train_NL, batch.advantage_NL, batch.mask_NL.double(), batch.infer_NL)[0]
 
 
-METRICS = {"verl": verl_metrics, "NeMo-RL": nemo_metrics, "prime-rl": prime_metrics, "slime": slime_metrics}
 WEIGHTS: dict[str, Weigh] = {
     "verl": verl_weights,
     "NeMo-RL": nemo_weights,

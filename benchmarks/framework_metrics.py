@@ -1,32 +1,34 @@
 """Frameworks' own functions beside ours on the same tokens: metrics, and the weights that `replay.yaml`'s lines set.
 
-    python benchmarks/framework_metrics.py --verl PATH --nemo-rl PATH --prime-rl PATH --slime PATH --skyrl PATH \\
-        --openrlhf PATH --out docs/results/framework_metrics.csv
+    PEERS=FOLDER python benchmarks/framework_metrics.py --out docs/results/framework_metrics.csv [--only NAME ...]
 
-A PATH is a checkout. Its functions are taken out of its files and executed without its other imports, so that no
-framework must be installed. Each row has a number of theirs and ours, float64, on 64 responses of 1 to 60 tokens with
-a mismatch of 0.3 nats. Of weights `theirs` and `ours` are the means over tokens, and `difference` is the largest of a
-token's, relative where the weight exceeds 1. Where a framework gives only a loss, `theirs` is its loss at an unchanged
-policy, `ours` is −(1/T) Σ w_t A_t. It fails where a relative difference exceeds 1e-6.
+The frameworks come from `peer_sources`: wheels at the versions of `peers.yaml`, and checkouts in FOLDER of those on no
+index. With `--only` the rows of all others stay. Metrics are compared on the 150 batches of `peer_metrics`: a row has
+the values of the batch on which they differ most. Weights are compared on one batch of 64 responses with a mismatch of
+0.3 nats. There `theirs` and `ours` are the means over tokens, and `difference` is the largest of a token's, relative
+where the weight exceeds 1. Where a framework gives only a loss, `theirs` is its loss at an unchanged policy, `ours` is
+−(1/T) Σ w_t A_t. It fails where a relative difference exceeds 1e-6.
 """
 
 import argparse
-import subprocess
-from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
+import csv
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from framework_calls import METRICS, WEIGHTS, Batch, make_batch
+from framework_calls import WEIGHTS, Batch, make_batch
+from peer_metrics import BATCHES, OF_A_LOG, metric_rows
+from peer_sources import PeerError, folder_of, peers
 from table import write_csv
 from torch import Tensor
 
 from tailrl.config.arm import Correction
-from tailrl.diagnosis.diagnosis import diagnose
-from tailrl.diagnosis.metrics import named_metrics
 from tailrl.diagnosis.replay import catalogue, configuration
 from tailrl.objective.corrections import correct, normaliser
+
+METRICS = (*OF_A_LOG, "TRL")
+FRAMEWORKS = sorted({*METRICS, *WEIGHTS})
 
 MOST = 1e-6
 """The largest relative difference."""
@@ -34,19 +36,17 @@ MOST = 1e-6
 Row = dict[str, Any]
 
 
-def compare(checkouts: Mapping[str, Path], batch: Batch) -> Iterator[Row]:
-    """The rows of the table."""
-    log = {"sampler_logprobs": batch.rows(batch.infer_NL), "trainer_logprobs": batch.rows(batch.train_NL)}
-    ours = {(one.framework, one.name): one.value.mean for one in named_metrics(diagnose(log).measured)}
-    for framework, path in checkouts.items():
-        version = subprocess.check_output(["git", "-C", path, "rev-parse", "--short=7", "HEAD"], text=True).strip()
-        about = {"framework": framework, "version": version, "date": datetime.now(UTC).date().isoformat()}
-        if framework in METRICS:
-            for source, name, value in METRICS[framework](path, batch):
-                if (own := ours.get((framework, name))) is not None:
-                    yield about | line(source, name, value, own, abs(value - own))
-        if framework in WEIGHTS:
-            yield from (about | found for found in compare_weights(framework, path, batch))
+def compare(framework: str, folder: Path, batches: int = BATCHES) -> Iterator[Row]:
+    """The rows of a framework, whose source is in the folder."""
+    peer = peers()[framework.lower()]
+    about = {"framework": framework, "version": peer.version or peer.commit[:7], "date": peer.date}
+    if framework in METRICS:
+        for row in metric_rows(framework, folder, batches):
+            numbers = line(row["source"], row["quantity"], row["theirs"], row["ours"], row["difference"])
+            yield about | numbers | {"batches": row["batches"], "batch": row["batch"]}
+    if framework in WEIGHTS:
+        for numbers in compare_weights(framework, folder, make_batch()):
+            yield about | numbers | {"batches": 1, "batch": ""}
 
 
 def compare_weights(framework: str, path: Path, batch: Batch) -> Iterator[Row]:
@@ -91,27 +91,30 @@ def line(source: str, quantity: str, theirs: float, ours: float, difference: flo
 
 def wrong(row: Row) -> bool:
     """Whether a row's numbers differ."""
-    return not float(row["difference"]) <= MOST * max(1.0, abs(float(row["theirs"])))
+    size = 1.0 if row["batch"] != "" else max(1.0, abs(float(row["theirs"])))  # a metric's difference is relative
+    return not float(row["difference"]) <= MOST * size
 
 
 def main() -> None:
-    """Compares, writes the table and fails at a difference."""
+    """Compares, writes the table and fails at a difference, or where a framework cannot be read."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    frameworks = sorted(METRICS | WEIGHTS)
-    for framework in frameworks:
-        parser.add_argument(f"--{framework.lower()}", type=Path, metavar="PATH", help=f"a checkout of {framework}")
+    parser.add_argument("--only", nargs="+", choices=FRAMEWORKS, default=FRAMEWORKS, help="frameworks to execute")
     parser.add_argument("--out", type=Path, required=True, help="the CSV file")
-    given = vars(parser.parse_args())
-    paths = {framework: given[framework.lower().replace("-", "_")] for framework in frameworks}
-    rows = list(compare({name: path for name, path in paths.items() if path is not None}, make_batch()))
-    if not rows:
-        raise SystemExit("no checkout is given")
-    write_csv(rows, given["out"])
+    arguments = parser.parse_args()
+    kept = list(csv.DictReader(arguments.out.open(encoding="utf-8"))) if arguments.out.exists() else []
+    rows: list[Row] = [row for row in kept if row["framework"] not in arguments.only]
+    faults: list[str] = []
+    for framework in arguments.only:
+        try:
+            rows += compare(framework, folder_of(peers()[framework.lower()]))
+        except PeerError as error:
+            faults.append(f"{framework} is not executed: {error}")
+            rows += [row for row in kept if row["framework"] == framework]
+    write_csv(sorted(rows, key=lambda row: str(row["framework"])), arguments.out)
+    faults += [f"differs: {row}" for row in rows if wrong(row)]
     print(f"{len(rows)} numbers compared, the largest difference {max(float(row['difference']) for row in rows):.2g}")
-    differs = [row for row in rows if wrong(row)]
-    for row in differs:
-        print("differs:", row)
-    raise SystemExit(bool(differs))
+    print("\n".join(faults))
+    raise SystemExit(bool(faults))
 
 
 if __name__ == "__main__":

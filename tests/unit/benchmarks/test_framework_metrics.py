@@ -1,17 +1,20 @@
 """The published comparison with frameworks' own functions is whole and of today's formulas; a difference is seen."""
 
 import csv
-import subprocess
 from pathlib import Path
 
 import pytest
-from framework_calls import METRICS, WEIGHTS, make_batch, settings
-from framework_metrics import compare, our_weights, wrong
+from framework_calls import WEIGHTS, make_batch, settings
+from framework_metrics import FRAMEWORKS, METRICS, our_weights, wrong
+from peer_metrics import LEVELS, OF_TRAINING, metric_rows, ours_of
+from peer_sources import peers
 
 from tailrl.config.arm import Correction
-from tailrl.diagnosis.diagnosis import diagnose
-from tailrl.diagnosis.metrics import frameworks, named_metrics
+from tailrl.diagnosis.metrics import frameworks
 from tailrl.diagnosis.replay import catalogue
+from tailrl.report.metrics import ALIASES
+from tailrl.tracking.metrics import CORR_VERL
+from tailrl.tracking.metrics import METRICS as LOGGED
 
 PUBLISHED = Path(__file__).parents[3] / "docs/results/framework_metrics.csv"
 BATCH = make_batch()
@@ -23,26 +26,46 @@ def rows() -> list[dict[str, str]]:
 
 
 def test_no_number_differs(rows: list[dict[str, str]]) -> None:
-    assert len(rows) > 80 and not [row for row in rows if wrong(row)]
+    assert len(rows) > 150 and not [row for row in rows if wrong(row)]
     assert wrong(rows[0] | {"difference": "1e-3"}) and wrong(rows[0] | {"difference": "nan"})
-    assert {row["framework"] for row in rows} == {*METRICS, *WEIGHTS}
+    assert sorted({row["framework"] for row in rows}) == FRAMEWORKS
 
 
-def test_every_metric_of_these_frameworks_is_compared(rows: list[dict[str, str]]) -> None:
-    found = {(row["framework"], row["quantity"]) for row in rows}
-    assert found >= {(framework, name) for framework in METRICS for name in frameworks()[framework]}
+def test_every_metric_with_a_frameworks_name_is_compared(rows: list[dict[str, str]]) -> None:
+    """Those of a log, and those that training logs under verl's names and definitions."""
+    compared = {(row["framework"], row["quantity"]) for row in rows}
+    assert sorted(METRICS) == sorted(frameworks())
+    assert compared >= {(framework, name) for framework, metrics in frameworks().items() for name in metrics}
+    verls = {f"{key} ({level})" for key in LOGGED if key.startswith(f"{CORR_VERL}/") for level in LEVELS}
+    same = {name for name, alias in ALIASES["verl"].items() if name == alias["ours"] and "note" not in alias}
+    verls |= {f"{OF_TRAINING}{name.removeprefix('rollout_corr/')}" for name in same}
+    assert len(verls) == 2 * 16 + 11 and compared >= {("verl", name) for name in verls}
 
 
-def test_our_numbers_are_todays(rows: list[dict[str, str]]) -> None:
-    log = {"sampler_logprobs": BATCH.rows(BATCH.infer_NL), "trainer_logprobs": BATCH.rows(BATCH.train_NL)}
-    ours = {(one.framework, one.name): one.value.mean for one in named_metrics(diagnose(log).measured)}
+def test_they_are_of_the_listed_versions(rows: list[dict[str, str]]) -> None:
+    for row in rows:
+        if row["framework"] in METRICS:
+            peer = peers()[row["framework"].lower()]
+            assert (row["version"], row["date"]) == (peer.version or peer.commit[:7], peer.date), row
+
+
+def test_our_metrics_are_todays(rows: list[dict[str, str]]) -> None:
+    metrics = [row for row in rows if row["batch"]]
+    assert len(metrics) > 60 and {int(row["batches"]) for row in metrics} >= {150}
+    for row in metrics:
+        ours = ours_of(row["framework"], int(row["batch"]))
+        assert float(row["ours"]) == pytest.approx(ours[row["framework"], row["quantity"]], rel=1e-9, nan_ok=True), row
+
+
+def test_our_weights_are_todays(rows: list[dict[str, str]]) -> None:
+    ours = {}
     for name, remedy in catalogue().remedies.items():
         for threshold, given in remedy.settings():
             if isinstance(given, Correction):
                 mean = our_weights(BATCH, given)[BATCH.mask_NL].mean().item()
                 ours |= {(framework, f"weights of {name} at {threshold:g}"): mean for framework in WEIGHTS}
     for row in rows:
-        if not row["quantity"].startswith("loss of "):
+        if row["quantity"].startswith("weights of "):
             assert float(row["ours"]) == pytest.approx(ours[row["framework"], row["quantity"]], rel=1e-9), row
 
 
@@ -52,13 +75,18 @@ def test_a_wrong_formula_is_seen(tmp_path: Path) -> None:
     text = (
         "import nowhere\n\ndef compute_importance_ratio_and_mismatch_kl(a: nowhere.Tensor, b):\n    return 0, 0, {}\n"
     )
-    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
-    subprocess.run([*git, "init", "-q"], check=True)
-    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "a"], check=True)
     for formula, differs in (("torch.exp(a - b) - (a - b) - 1", False), ("(a - b) ** 2 / 2", True)):
         file.write_text(text.format(formula))
-        [row] = compare({"prime-rl": tmp_path}, BATCH)
-        assert row["quantity"] == "mismatch_kl" and wrong(row) == differs
+        [row] = metric_rows("prime-rl", tmp_path, batches=10)
+        assert row["quantity"] == "mismatch_kl" and wrong({key: str(value) for key, value in row.items()}) == differs
+
+
+def test_a_metric_that_a_framework_no_longer_has_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "tinker_cookbook/rl/metrics.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("def compute_kl_sample_train(data, logprobs):\n    return {'optim/kl_sample_train_v1': 0.0}\n")
+    with pytest.raises(RuntimeError, match="tinker-cookbook computed no optim/kl_sample_train_v2"):
+        metric_rows("tinker-cookbook", tmp_path, batches=1)
 
 
 def test_settings_are_read_from_lines() -> None:

@@ -1,0 +1,289 @@
+"""Frameworks' own metric functions beside ours on 150 random batches.
+
+Each function is executed from its framework's source: a file's definitions without its imports, or for TRL the whole
+trainer. Among the batches are responses of one token and of none, tools' tokens inside a response, ratios of e^±30 and
+a sampler that gave no log-prob. Log-probs are float64; TRL's are float32, as its trainer has them.
+"""
+
+import math
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from framework_calls import Batch, definitions, nemo_metrics, prime_metrics, slime_metrics, verl_helper
+from peer_sources import importable
+from torch import Tensor
+
+from tailrl.diagnosis.log import LoggedRow, pack
+from tailrl.diagnosis.measure import measure
+from tailrl.diagnosis.metrics import frameworks, named_metrics
+from tailrl.objective.diagnostics import log_ratio_metrics
+from tailrl.stats.verl import verl_metrics
+
+BATCHES = 150
+SCALES = (0.01, 0.3, 2.0, 10.0)  # nats, standard deviation of the log-ratios
+THRESHOLDS = (1.2, 2.0, 5.0)
+LEVELS = ("token", "sequence")  # of verl's rollout_is
+OF_TRAINING = "logged by training: rollout_corr/"
+VERL_NAMES = (
+    *("kl", "k3_kl", "training_ppl", "training_log_ppl", "rollout_ppl", "rollout_log_ppl", "ppl_ratio"),
+    *("log_ppl_diff", "log_ppl_abs_diff", "log_ppl_diff_max", "log_ppl_diff_min"),
+)  # what report/aliases.yaml says is the same in verl
+
+Value = tuple[str, str, float]
+"""Source, name and value of a framework's metric."""
+
+Ours = dict[tuple[str, str], float]
+"""Our values by framework and name."""
+
+
+def random_batch(seed: int) -> Batch:
+    """Padded log-probs; what is masked has values that no mean may see."""
+    generator = torch.Generator().manual_seed(seed)
+    responses = 1 if seed % 10 == 0 else int(torch.randint(2, 9, (), generator=generator))
+    longest = 1 if seed % 10 < 2 else 40
+    lengths_N1 = torch.randint(1, longest + 1, (responses, 1), generator=generator)
+    mask_NL = torch.arange(longest) < lengths_N1
+    if seed % 10 == 3:
+        mask_NL &= torch.rand(mask_NL.shape, generator=generator) < 0.7
+    if seed % 10 == 4:
+        mask_NL[0] = False
+    mask_NL[-1, 0] = True
+    train_NL = -torch.empty(mask_NL.shape, dtype=torch.float64).exponential_(1.0, generator=generator)
+    log_ratio_NL = SCALES[seed % 4] * torch.randn(mask_NL.shape, dtype=torch.float64, generator=generator)
+    if seed % 10 == 5:
+        log_ratio_NL[-1, 0] = 30.0 if seed % 20 == 5 else -30.0
+    # Both at most 0, with the drawn ratio.
+    infer_NL = train_NL - log_ratio_NL
+    above_NL = infer_NL.clamp(min=0.0)
+    advantage_NL = torch.randn(responses, 1, dtype=torch.float64, generator=generator).expand_as(mask_NL)
+    return Batch(
+        (train_NL - above_NL).where(mask_NL, -9.0), (infer_NL - above_NL).where(mask_NL, -1.0), mask_NL, advantage_NL
+    )
+
+
+def of_a_log(batch: Batch) -> Ours:
+    """What `tailrl diagnose` shows under the frameworks' names."""
+    rows = [
+        LoggedRow("a batch", infer_L[mask_L].numpy(), train_L[mask_L].numpy())
+        for train_L, infer_L, mask_L in zip(batch.train_NL, batch.infer_NL, batch.mask_NL, strict=True)
+    ]
+    measured = measure([("a batch", pack(rows))])
+    return {(one.framework, one.name): one.value.mean for one in named_metrics(measured)}
+
+
+def packed(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """Both sides' log-probs and the responses of the batch's tokens, [T] each."""
+    sequence_NL = torch.arange(len(batch.mask_NL))[:, None].expand_as(batch.mask_NL)
+    return batch.train_NL[batch.mask_NL], batch.infer_NL[batch.mask_NL], sequence_NL[batch.mask_NL]
+
+
+def has_gaps(batch: Batch) -> bool:
+    """Whether a masked token stands before one that counts."""
+    return not torch.equal(batch.mask_NL, torch.arange(batch.mask_NL.shape[1]) < batch.mask_NL.sum(1)[:, None])
+
+
+def is_whole(batch: Batch) -> bool:
+    """Whether each response has a token."""
+    return bool(batch.mask_NL.any(1).all())
+
+
+def of_training(batch: Batch, threshold: float) -> Ours:
+    """What the training loop logs of the batch under verl's names; some names at both levels of verl's weights.
+
+    Of a batch with a response without a token, the perplexities are left out: verl gives it 1, we leave it out.
+    """
+    train_T, infer_T, sequence_T = packed(batch)
+    count = len(batch.mask_NL)
+    ours: Ours = {}
+    for level in LEVELS:
+        weights = verl_metrics(
+            (train_T - infer_T).numpy(), sequence_T.numpy(), count, threshold, by_response=level == "sequence"
+        )
+        ours |= {("verl", f"rollout_corr_verl/{name} ({level})"): value for name, value in weights.items()}
+    if is_whole(batch):
+        logged = log_ratio_metrics(train_T, infer_T, sequence_T, count)
+        ours |= {("verl", f"{OF_TRAINING}{name}"): logged[name] for name in VERL_NAMES}
+    return ours
+
+
+def verl_of_training(folder: Path, batch: Batch, threshold: float) -> Iterator[Value]:
+    """verl's own numbers at the same settings, under the same names."""
+    helper = verl_helper(folder)
+    source = "verl/trainer/ppo/rollout_corr_helper.py: compute_rollout_correction_and_rejection_mask"
+    for level in LEVELS:
+        metrics = helper.compute_rollout_correction_and_rejection_mask(
+            batch.train_NL, batch.infer_NL, batch.mask_NL.long(), rollout_is=level, rollout_is_threshold=threshold
+        )[2]
+        for name, value in metrics.items():
+            yield source, f"{name.replace('rollout_corr/', 'rollout_corr_verl/')} ({level})", float(value)
+            if level == "token":
+                yield source, f"{OF_TRAINING}{name.removeprefix('rollout_corr/')}", float(value)
+
+
+def of_verl(folder: Path, batch: Batch) -> Iterator[Value]:
+    helper = verl_helper(folder)
+    function = "compute_rollout_correction_and_rejection_mask"
+    metrics = helper.compute_rollout_correction_and_rejection_mask(
+        batch.train_NL, batch.infer_NL, batch.mask_NL.long(), rollout_is="token", rollout_is_threshold=2.0
+    )[2]
+    for name, value in metrics.items():
+        yield f"verl/trainer/ppo/rollout_corr_helper.py: {function}", name, float(value)
+    names = ("calculate_debug_metrics", "calculate_log_prob_diff", "pearson_correlation_coefficient")
+    quiet = {"logger": SimpleNamespace(debug=lambda *_: None, warning=lambda *_: None)}
+    functions = definitions(folder / "verl/utils/debug/metrics.py", quiet, *names)
+    columns = {"rollout_log_probs": batch.infer_NL, "old_log_probs": batch.train_NL}
+    columns |= dict.fromkeys(("responses", "response_mask"), batch.mask_NL)
+    for name, value in functions.calculate_debug_metrics(SimpleNamespace(batch=columns)).items():
+        yield "verl/utils/debug/metrics.py: calculate_debug_metrics", name, float(value)
+
+
+def of_tinker(folder: Path, batch: Batch) -> Iterator[Value]:
+    source = "tinker_cookbook/rl/metrics.py"
+    needs = {"safezip": lambda *lists: zip(*lists, strict=True)}
+    function = definitions(folder / source, needs, "compute_kl_sample_train").compute_kl_sample_train
+
+    def column(values_L: Tensor) -> Any:
+        return SimpleNamespace(to_torch=lambda: values_L)
+
+    datums = [
+        SimpleNamespace(loss_fn_inputs={"logprobs": column(infer_L), "mask": column(mask_L.float())})
+        for infer_L, mask_L in zip(batch.infer_NL, batch.mask_NL, strict=True)
+    ]
+    for name, value in function(datums, list(batch.train_NL)).items():
+        yield f"{source}: compute_kl_sample_train", name, float(value)
+
+
+OF_A_LOG: dict[str, Callable[[Path, Batch], Iterator[Value]]] = {
+    "verl": of_verl,
+    "NeMo-RL": nemo_metrics,
+    "prime-rl": prime_metrics,
+    "slime": slime_metrics,
+    "tinker-cookbook": of_tinker,
+}
+
+
+@dataclass
+class SampledBatch:
+    """Stands before vLLM, which no CPU test can have: gives a batch's lengths and the sampler's log-probs."""
+
+    batch: Batch | None = None
+
+    def sync_weights(self) -> None:
+        """The trainer's log-probs are given too."""
+
+    def generate(self, prompts: list[list[int]], **_: Any) -> tuple[Any, ...]:
+        """As TRL's `VLLMGeneration.generate`; a log-prob that vLLM could not give is None."""
+        assert self.batch is not None
+        values = [
+            [[None if math.isnan(x) else x] for x in row.tolist()] for row in self.batch.rows(self.batch.infer_NL)
+        ]
+        return prompts, [[2] * len(row) for row in values], values, None
+
+
+def trl_batch(seed: int) -> Batch:
+    """Eight responses without gaps; in some the sampler gave no log-prob of a token."""
+    generator = torch.Generator().manual_seed(1000 + seed)
+    lengths_N1 = torch.randint(1, 13, (8, 1), generator=generator)
+    mask_NL = torch.arange(int(lengths_N1.max())) < lengths_N1
+    train_NL = -torch.empty(mask_NL.shape).exponential_(1.0, generator=generator)
+    infer_NL = train_NL + SCALES[seed % 4] * torch.randn(mask_NL.shape, generator=generator)
+    infer_NL = infer_NL.clamp(max=0.0)
+    if seed % 5 == 0:
+        infer_NL[0, 0] = math.nan
+    return Batch(train_NL.where(mask_NL, 0.0), infer_NL.where(mask_NL, 0.0), mask_NL, torch.zeros(mask_NL.shape))
+
+
+def of_trl(folder: Path, seeds: range) -> Iterator[tuple[int, Value]]:
+    """What GRPOTrainer logs by its defaults, from its own method that samples and scores a batch."""
+    from datasets import Dataset
+    from rloo import make_model
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    with importable(folder), tempfile.TemporaryDirectory() as out:
+        from trl import GRPOConfig, GRPOTrainer
+        from trl.trainer import grpo_trainer
+
+        if not Path(grpo_trainer.__file__).is_relative_to(folder):
+            raise RuntimeError(f"TRL was imported from {grpo_trainer.__file__} before, not from {folder}")
+        words = Tokenizer(models.WordLevel({"<end>": 0, "<pad>": 1, "a": 2}, unk_token="a"))
+        words.pre_tokenizer = pre_tokenizers.Whitespace()
+        engine = SampledBatch()
+        grpo_trainer.VLLMGeneration = lambda **_: engine
+        settings = GRPOConfig(
+            output_dir=out, use_vllm=True, per_device_train_batch_size=8, num_generations=4, beta=0.0, use_cpu=True,
+            bf16=False, report_to="none", max_completion_length=12,
+        )  # fmt: skip
+        trainer = GRPOTrainer(
+            model=make_model(),
+            reward_funcs=lambda completion_ids, **_: [float(len(row)) for row in completion_ids],
+            args=settings,
+            train_dataset=Dataset.from_dict({"prompt": ["a"]}),
+            processing_class=PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>", pad_token="<pad>"),
+        )
+        trainer.model.train()
+        for seed in seeds:
+            engine.batch = batch = trl_batch(seed)
+            trainer._get_per_token_logps_and_entropies = lambda *_, batch=batch, **__: (batch.train_NL, None, None)
+            trainer._generate_and_score_completions([{"prompt": "a"}] * 8)
+            for name, values in trainer._metrics["train"].items():
+                yield seed, ("trl/trainer/grpo_trainer.py: GRPOTrainer", name, values[-1])
+
+
+def ours_of(framework: str, seed: int) -> Ours:
+    """Our values on the batch of this number."""
+    if framework == "TRL":
+        return of_a_log(trl_batch(seed))
+    batch = random_batch(seed)
+    ours = of_training(batch, THRESHOLDS[seed % 3]) if framework == "verl" else {}
+    return ours | (of_a_log(batch) if is_whole(batch) else {})
+
+
+def theirs_of(framework: str, folder: Path, batches: int) -> Iterator[tuple[int, Value]]:
+    """The framework's values, each with the number of its batch."""
+    if framework == "TRL":
+        yield from of_trl(folder, range(batches))
+        return
+    for seed in range(batches):
+        batch = random_batch(seed)
+        if framework == "verl":
+            yield from ((seed, value) for value in verl_of_training(folder, batch, THRESHOLDS[seed % 3]))
+        # A log has no response without a token; NeMo-RL, prime-rl and slime are called without gaps.
+        if is_whole(batch) and (framework in ("verl", "tinker-cookbook") or not has_gaps(batch)):
+            yield from ((seed, value) for value in OF_A_LOG[framework](folder, batch))
+
+
+def difference(theirs: float, ours: float) -> float:
+    """Relative to a size of at least 1; 0 where both are NaN or the same infinity."""
+    if theirs == ours or (math.isnan(theirs) and math.isnan(ours)):
+        return 0.0
+    return abs(theirs - ours) / max(1.0, abs(theirs))
+
+
+def metric_rows(framework: str, folder: Path, batches: int = BATCHES) -> list[dict[str, Any]]:
+    """For each metric that we show under a framework's name, the batch on which it differs most.
+
+    Raises:
+        RuntimeError: a metric of `diagnosis/frameworks.yaml` was not among those that the framework computed.
+    """
+    rows: dict[str, dict[str, Any]] = {}
+    ours, of = ours_of(framework, 0), 0
+    for seed, (source, name, theirs) in theirs_of(framework, folder, batches):
+        if seed != of:
+            ours, of = ours_of(framework, seed), seed
+        if (framework, name) not in ours:
+            continue
+        apart = difference(theirs, ours[framework, name])
+        row = rows.setdefault(name, {"quantity": name, "batches": 0, "difference": -1.0})
+        row["batches"] += 1
+        if not apart <= row["difference"]:
+            row |= {"batch": seed, "theirs": theirs, "ours": ours[framework, name], "difference": apart}
+            row["source"] = source
+    if missing := [name for name in frameworks()[framework] if name not in rows]:
+        raise RuntimeError(f"{framework} computed no {', '.join(missing)}")
+    return list(rows.values())
