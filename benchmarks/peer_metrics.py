@@ -13,8 +13,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from framework_calls import Batch, definitions, nemo_metrics, prime_metrics, slime_metrics, verl_helper
+from numpy.typing import NDArray
 from peer_sources import importable
 from torch import Tensor
 
@@ -22,10 +24,14 @@ from tailrl.diagnosis.log import LoggedRow, pack
 from tailrl.diagnosis.measure import measure
 from tailrl.diagnosis.metrics import frameworks, named_metrics
 from tailrl.objective.diagnostics import log_ratio_metrics
+from tailrl.rollout.types import Rollout
 from tailrl.stats.verl import verl_metrics
+from tailrl.training.step_record import response_metrics, reward_metrics
 
 BATCHES = 150
 SCALES = (0.01, 0.3, 2.0, 10.0)  # nats, standard deviation of the log-ratios
+GROUP = 4  # responses to one prompt
+LONGEST = 12  # tokens, TRL's limit here
 THRESHOLDS = (1.2, 2.0, 5.0)
 LEVELS = ("token", "sequence")  # of verl's rollout_is
 OF_TRAINING = "logged by training: rollout_corr/"
@@ -125,6 +131,41 @@ def verl_of_training(folder: Path, batch: Batch, threshold: float) -> Iterator[V
                 yield source, f"{OF_TRAINING}{name.removeprefix('rollout_corr/')}", float(value)
 
 
+def of_responses(batch: Batch, longest: int) -> dict[str, float]:
+    """What training logs of rewards and lengths, where a response below the limit has ended by itself."""
+    nothing_T = np.zeros(1, np.float32)
+    rollouts = [
+        Rollout((1,), (2,) * length, nothing_T, nothing_T, np.ones(1, np.int32), stopped=ends)
+        for length, ends in zip(batch.lengths, ended(batch, longest), strict=True)
+    ]
+    return reward_metrics(rewards_of(batch).reshape(-1, GROUP)) | response_metrics(rollouts)
+
+
+def rewards_of(batch: Batch) -> NDArray[np.float32]:
+    """A reward for each response [N]: 1 for an odd number of tokens."""
+    return np.array(batch.lengths, np.float32) % 2
+
+
+def ended(batch: Batch, longest: int) -> list[bool]:
+    """Whether each response ended before the limit."""
+    return [length < longest for length in batch.lengths]
+
+
+def verl_data_metrics(folder: Path, batch: Batch) -> Iterator[Value]:
+    """verl's metrics of rewards and lengths."""
+    source = "verl/trainer/ppo/metric_utils.py"
+    functions = definitions(folder / source, {}, "compute_data_metrics", "_compute_response_info")
+    count = len(batch.mask_NL)
+    scores_NL = torch.zeros(batch.mask_NL.shape)
+    scores_NL[:, 0] = torch.from_numpy(rewards_of(batch))
+    columns = dict.fromkeys(("token_level_scores", "token_level_rewards", "advantages", "returns"), scores_NL)
+    columns |= {"prompts": torch.ones(count, 1), "responses": scores_NL, "response_mask": batch.mask_NL}
+    columns["attention_mask"] = torch.cat([torch.ones(count, 1, dtype=torch.bool), batch.mask_NL], 1)
+    data = SimpleNamespace(batch=columns, non_tensor_batch={})
+    for name, value in functions.compute_data_metrics(data, use_critic=False).items():
+        yield f"{source}: compute_data_metrics", name, float(value)
+
+
 def of_verl(folder: Path, batch: Batch) -> Iterator[Value]:
     helper = verl_helper(folder)
     function = "compute_rollout_correction_and_rejection_mask"
@@ -158,6 +199,51 @@ def of_tinker(folder: Path, batch: Batch) -> Iterator[Value]:
         yield f"{source}: compute_kl_sample_train", name, float(value)
 
 
+RESPONSE_METRICS: dict[str, dict[str, Callable[[dict[str, float]], float]]] = {
+    "verl": {
+        "critic/rewards/mean": lambda ours: ours["reward/mean"],
+        "response_length/mean": lambda ours: ours["response/length_mean"],
+        "response_length/max": lambda ours: ours["response/length_max"],
+        "response_length/clip_ratio": lambda ours: 1 - ours["response/stopped_fraction"],
+    },
+    "TRL": {
+        "reward": lambda ours: ours["reward/mean"],
+        "completions/mean_length": lambda ours: ours["response/length_mean"],
+        "completions/max_length": lambda ours: ours["response/length_max"],
+        "completions/clipped_ratio": lambda ours: 1 - ours["response/stopped_fraction"],
+        "frac_reward_zero_std": lambda ours: ours["reward/all_right_fraction"] + ours["reward/all_wrong_fraction"],
+    },
+}
+"""Metrics of rewards and lengths by the framework's name, from ours as `report/aliases.yaml` relates them."""
+
+NOT_EXECUTED = {
+    "verl": {
+        **dict.fromkeys(
+            ("rollout_corr/rollout_rs_masked_fraction", "rollout_corr/rollout_rs_seq_masked_fraction"),
+            "another definition, as the note says",
+        ),
+        **dict.fromkeys(
+            ("actor/entropy", "actor/pg_clipfrac", "actor/pg_loss", "actor/grad_norm"),
+            "of a model and a whole loss: the table of presets has the losses",
+        ),
+        "actor/lr": "a setting",
+        "perf/throughput": "a clock",
+        "perf/time_per_step": "a clock",
+    },
+    "TRL": {
+        **dict.fromkeys(
+            ("entropy", "clip_ratio/region_mean", "loss", "grad_norm"),
+            "of a model and a whole loss: tests/unit/integrations/trl has TRL's own loss and gradients",
+        ),
+        "learning_rate": "a setting",
+    },
+    "prime-rl": {
+        "mismatch_kl/all/mean": "the mean of mismatch_kl, which is executed",
+        "is_masked": "of its loss: the table of presets has it",
+    },
+}
+"""Names of `report/aliases.yaml` that no row has, with the reason."""
+
 OF_A_LOG: dict[str, Callable[[Path, Batch], Iterator[Value]]] = {
     "verl": of_verl,
     "NeMo-RL": nemo_metrics,
@@ -182,15 +268,20 @@ class SampledBatch:
         values = [
             [[None if math.isnan(x) else x] for x in row.tolist()] for row in self.batch.rows(self.batch.infer_NL)
         ]
-        return prompts, [[2] * len(row) for row in values], values, None
+        lasts = [0 if ends else 2 for ends in ended(self.batch, LONGEST)]
+        return prompts, [[2] * (len(row) - 1) + [last] for row, last in zip(values, lasts, strict=True)], values, None
 
 
 def trl_batch(seed: int) -> Batch:
     """Eight responses without gaps; in some the sampler gave no log-prob of a token."""
     generator = torch.Generator().manual_seed(1000 + seed)
-    lengths_N1 = torch.randint(1, 13, (8, 1), generator=generator)
+    lengths_N1 = torch.randint(1, LONGEST + 1, (2 * GROUP, 1), generator=generator)
     mask_NL = torch.arange(int(lengths_N1.max())) < lengths_N1
     train_NL = -torch.empty(mask_NL.shape).exponential_(1.0, generator=generator)
+    if seed % 3 == 0:
+        lengths_N1[:GROUP] = LONGEST
+        mask_NL = torch.arange(LONGEST) < lengths_N1
+        train_NL = -torch.empty(mask_NL.shape).exponential_(1.0, generator=generator)
     infer_NL = train_NL + SCALES[seed % 4] * torch.randn(mask_NL.shape, generator=generator)
     infer_NL = infer_NL.clamp(max=0.0)
     if seed % 5 == 0:
@@ -215,13 +306,18 @@ def of_trl(folder: Path, seeds: range) -> Iterator[tuple[int, Value]]:
         words.pre_tokenizer = pre_tokenizers.Whitespace()
         engine = SampledBatch()
         grpo_trainer.VLLMGeneration = lambda **_: engine
+
+        def reward(**_: Any) -> list[float]:
+            assert engine.batch is not None
+            return [float(value) for value in rewards_of(engine.batch)]
+
         settings = GRPOConfig(
-            output_dir=out, use_vllm=True, per_device_train_batch_size=8, num_generations=4, beta=0.0, use_cpu=True,
-            bf16=False, report_to="none", max_completion_length=12,
+            output_dir=out, use_vllm=True, per_device_train_batch_size=2 * GROUP, num_generations=GROUP, beta=0.0,
+            use_cpu=True, bf16=False, report_to="none", max_completion_length=LONGEST,
         )  # fmt: skip
         trainer = GRPOTrainer(
             model=make_model(),
-            reward_funcs=lambda completion_ids, **_: [float(len(row)) for row in completion_ids],
+            reward_funcs=reward,
             args=settings,
             train_dataset=Dataset.from_dict({"prompt": ["a"]}),
             processing_class=PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>", pad_token="<pad>"),
@@ -230,7 +326,7 @@ def of_trl(folder: Path, seeds: range) -> Iterator[tuple[int, Value]]:
         for seed in seeds:
             engine.batch = batch = trl_batch(seed)
             trainer._get_per_token_logps_and_entropies = lambda *_, batch=batch, **__: (batch.train_NL, None, None)
-            trainer._generate_and_score_completions([{"prompt": "a"}] * 8)
+            trainer._generate_and_score_completions([{"prompt": "a"}] * 2 * GROUP)
             for name, values in trainer._metrics["train"].items():
                 yield seed, ("trl/trainer/grpo_trainer.py: GRPOTrainer", name, values[-1])
 
@@ -238,9 +334,14 @@ def of_trl(folder: Path, seeds: range) -> Iterator[tuple[int, Value]]:
 def ours_of(framework: str, seed: int) -> Ours:
     """Our values on the batch of this number."""
     if framework == "TRL":
-        return of_a_log(trl_batch(seed))
+        batch = trl_batch(seed)
+        related = of_responses(batch, LONGEST)
+        return of_a_log(batch) | {("TRL", name): of(related) for name, of in RESPONSE_METRICS["TRL"].items()}
     batch = random_batch(seed)
     ours = of_training(batch, THRESHOLDS[seed % 3]) if framework == "verl" else {}
+    if framework == "verl" and len(batch.mask_NL) % GROUP == 0 and is_whole(batch) and not has_gaps(batch):
+        related = of_responses(batch, batch.mask_NL.shape[1])
+        ours |= {("verl", name): of(related) for name, of in RESPONSE_METRICS["verl"].items()}
     return ours | (of_a_log(batch) if is_whole(batch) else {})
 
 
@@ -253,6 +354,7 @@ def theirs_of(framework: str, folder: Path, batches: int) -> Iterator[tuple[int,
         batch = random_batch(seed)
         if framework == "verl":
             yield from ((seed, value) for value in verl_of_training(folder, batch, THRESHOLDS[seed % 3]))
+            yield from ((seed, value) for value in verl_data_metrics(folder, batch))
         # A log has no response without a token; NeMo-RL, prime-rl and slime are called without gaps.
         if is_whole(batch) and (framework in ("verl", "tinker-cookbook") or not has_gaps(batch)):
             yield from ((seed, value) for value in OF_A_LOG[framework](folder, batch))

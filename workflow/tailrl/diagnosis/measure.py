@@ -146,9 +146,12 @@ class Measured:
         found = {
             "abs_logp_max": float(np.abs(delta_T).max()),
             "abs_prob_max": float(np.abs(np.exp(train_T) - np.exp(infer_T)).max()),
+            "ratio_max": float(np.exp(delta_T.max())),
         }
         for name, value in found.items():
             self.extremes[name] = max(value, self.extremes.get(name, value))
+        least = float(np.exp(delta_T.min()))
+        self.extremes["ratio_min"] = min(least, self.extremes.get("ratio_min", least))
 
     def _bins(self, train_T: FloatArray, infer_T: FloatArray, group_T: IntArray) -> None:
         place_T = np.clip(np.searchsorted(NATS_EDGES, -train_T, side="right") - 1, 0, len(NATS_EDGES) - 2)
