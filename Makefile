@@ -69,8 +69,9 @@ slurm: venv  ## a tiny study on a real Slurm, whose jobs, daemons and nodes are 
 	$(IN_VENV) pytest -m slow -s tests/slurm $(ARGS)
 
 # PEERS=FOLDER: with checkouts of the frameworks of benchmarks/peers.yaml that are on no index.
-peers: venv  ## frameworks' own metrics and weights beside ours, executed from their wheels: ten minutes
-	$(IN_VENV) OMP_NUM_THREADS=1 python benchmarks/framework_metrics.py --out docs/results/framework_metrics.csv $(ARGS)
+peers: venv  ## the frameworks' own losses, configurations and metrics beside ours, downloaded by version: half an hour
+	$(IN_VENV) export OMP_NUM_THREADS=1 PEERS=$(PEERS) && python benchmarks/peer_presets.py $(ARGS) && \
+		python benchmarks/framework_metrics.py --out docs/results/framework_metrics.csv
 
 # An environment that has verl, and sees what VENV has.
 verl: venv  ## the hook for verl's token log with verl's own trainers and queue: five minutes

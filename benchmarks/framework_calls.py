@@ -76,7 +76,7 @@ Weigh = Callable[[Path, Batch, str], tuple[str, Tensor]]
 def settings(text: str, prefix: str) -> dict[str, Any]:
     """The values of lines such as `prefix.name=value`."""
     found = re.findall(rf"^{re.escape(prefix)}\.(\w+)=(.*)$", text, re.MULTILINE)
-    return {name: yaml.safe_load(value) for name, value in found}
+    return {name: yaml.safe_load(value.strip("'")) for name, value in found}
 
 
 # --- verl -----------------------------------------------------------------------------------------------
@@ -201,13 +201,10 @@ def openrlhf_weights(path: Path, batch: Batch, text: str) -> tuple[str, Tensor]:
     source = "openrlhf/models/loss.py"
     mean = definitions(path / "openrlhf/models/utils.py", {}, "masked_mean").masked_mean
     functions = definitions(path / source, {"nn": torch.nn, "masked_mean": mean}, "PolicyLoss", "aggregate_loss")
-    [kind] = re.findall(r"is_correction_type (\S+)", text)
+    [level], [mode] = (re.findall(rf"is_correction_{name} (\S+)", text) for name in ("level", "mode"))
     [bounds] = re.findall(r"is_correction_threshold (\S+) (\S+)", text)
-    loss = functions.PolicyLoss(
-        enable_vllm_is_correction=True,
-        vllm_is_correction_type=kind,
-        vllm_is_truncated_threshold=[float(x) for x in bounds],
-    )
+    limits = [float(bound) for bound in bounds]
+    loss = functions.PolicyLoss(is_correction_level=level, is_correction_mode=mode, is_correction_threshold=limits)
     return source, loss(batch.train_NL, batch.train_NL, batch.advantage_NL, batch.mask_NL.double(), batch.infer_NL)[0]
 
 

@@ -2,7 +2,7 @@
 
     python benchmarks/peer_sources.py [NAME ...]
 
-A package is downloaded by pip at its exact version, without dependencies, and unpacked below `.peers/`, or below the
+pip unpacks a package at its exact version, without dependencies, below `.peers/`, or below the
 folder that PEER_CACHE names. A framework that is on no index is read from PEERS/NAME, a git checkout at the commit of
 the list. None of these files is committed here.
 """
@@ -13,7 +13,6 @@ import importlib.util
 import os
 import subprocess
 import sys
-import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 CACHE = Path(os.environ.get("PEER_CACHE") or ROOT / ".peers")
+NEEDS = CACHE / "site"
 
 
 class PeerError(RuntimeError):
@@ -40,7 +40,6 @@ class Peer:
     package: str = ""
     version: str = ""
     commit: str = ""
-    python: str = ""
 
     @property
     def label(self) -> str:
@@ -67,20 +66,13 @@ def _unpacked(peer: Peer) -> Path:
     folder = CACHE / f"{peer.package}-{peer.version}"
     if folder.is_dir():
         return folder
-    wheels = CACHE / "wheels"
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-    command += ["--dest", str(wheels), f"{peer.package}=={peer.version}"]
-    if peer.python:
-        command += ["--python-version", peer.python]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    stem = f"{peer.package.replace('-', '_')}-{peer.version}-"
-    wheel = next((path for path in sorted(wheels.glob("*.whl")) if path.name.lower().startswith(stem)), None)
-    if ended.returncode or wheel is None:
-        lines = ended.stderr.strip().splitlines() or ["no wheel"]
+    part = folder.with_name(f"{folder.name}.part")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    command += ["--no-compile", "--only-binary=:all:", "--upgrade", "--target", str(part), "--ignore-requires-python"]
+    ended = subprocess.run([*command, f"{peer.package}=={peer.version}"], capture_output=True, text=True, check=False)
+    if ended.returncode:
+        lines = ended.stderr.strip().splitlines() or ["pip says nothing"]
         raise PeerError(f"{peer.package}=={peer.version} cannot be downloaded: {lines[-1]}")
-    part = folder.with_suffix(".part")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(part)
     part.rename(folder)
     return folder
 
@@ -142,7 +134,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self.packages = frozenset(packages)
 
     def find_spec(self, fullname: str, *_: Any) -> importlib.machinery.ModuleSpec | None:
-        if fullname.partition(".")[0] not in self.packages:
+        if not any(fullname == name or fullname.startswith(f"{name}.") for name in self.packages):
             return None
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 
@@ -154,21 +146,41 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 @contextmanager
-def importable(folder: Path, stubs: Sequence[str] = ()) -> Iterator[None]:
-    """Puts a framework's folder first on the path; imports of `stubs` that are not installed give empty modules.
+def importable(*folders: Path, stubs: Sequence[str] = ()) -> Iterator[None]:
+    """Puts a framework's folders first on the path, and what it needs before them; `stubs` that are missing are empty.
 
     The framework's own modules are executed as they are. A stub is named on purpose: an import of any other package
-    that is missing raises as ever.
+    that is missing raises as ever. A stub with a dot is a module of the framework itself that this environment cannot
+    import.
     """
-    missing = [name for name in stubs if importlib.util.find_spec(name) is None]
+    missing = [name for name in stubs if "." in name or importlib.util.find_spec(name) is None]
     finder = _Finder(missing)
-    sys.path.insert(0, str(folder))
-    sys.meta_path.append(finder)
+    added = [str(folder) for folder in (NEEDS, *folders)]
+    sys.path[:0] = added
+    sys.meta_path.insert(0, finder)
     try:
         yield
     finally:
-        sys.path.remove(str(folder))
+        sys.path[:] = [entry for entry in sys.path if entry not in added]
         sys.meta_path.remove(finder)
+
+
+def install_needs() -> None:
+    """Installs what the frameworks import (envs/peers.txt) into a folder of its own, if it is not there yet.
+
+    Raises:
+        PeerError: if pip cannot install it.
+    """
+    listed = ROOT / "envs" / "peers.txt"
+    stamp = NEEDS / "installed.txt"
+    if stamp.is_file() and stamp.read_bytes() == listed.read_bytes():
+        return
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    command += ["--no-compile", "--upgrade", "--target", str(NEEDS), "--requirement", str(listed)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        raise PeerError(f"envs/peers.txt cannot be installed: {(ended.stderr.strip().splitlines() or [''])[-1]}")
+    stamp.write_bytes(listed.read_bytes())
 
 
 def main() -> None:

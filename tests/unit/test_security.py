@@ -43,7 +43,7 @@ NEVER: dict[str, object] = {
 # A model that the project itself made into a benchmark's input, from a file of one name.
 EXEMPT = {("smollm2.py", "AutoModelForCausalLM.from_pretrained"), ("smollm2.py", "AutoTokenizer.from_pretrained")}
 # Functions of a framework, from a checkout that the caller names.
-EXEMPT |= {(file, call) for file in ("framework_calls.py", "peer_presets.py") for call in ("compile", "exec")}
+EXEMPT |= {(file, call) for file in ("framework_calls.py",) for call in ("compile", "exec")}
 
 
 def faults(source: str, name: str = "") -> Iterator[str]:

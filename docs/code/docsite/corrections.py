@@ -95,7 +95,10 @@ def corrections_page(root: Path) -> str:
             f"`side`: {Vocabulary.model_fields['side'].description}.\n",
             "## Estimators\n\n`estimator: NAME`\n",
             _names(functions_of(root, "objective.advantages", "ESTIMATORS")),
-            "## Presets\n\n`correction: {preset: NAME}`; `default` is what a framework ships. Versions: "
+            "## Presets\n\n`correction: {preset: NAME}`; `default` is the whole loss that a framework ships. Other "
+            "modes are what one setting changes; clip and KL of the default are the arm's own to give. `make peers` "
+            "executes the frameworks' code beside ours: the largest difference of loss or gradient is 1e-6 "
+            "(`docs/results/presets.csv`). Versions: "
             + "; ".join(f"{name} {own.version}" for name, own in frameworks().items())
             + ".\n",
             _presets(),
@@ -116,9 +119,16 @@ def _presets() -> str:
             settings |= {"clip": preset.clip} if preset.clip else {}
             settings |= {"reference_kl": preset.reference_kl} if preset.reference_kl else {}
             words = yaml.safe_dump(settings, default_flow_style=True, width=1000).strip()[1:-1]
-            note = f" at {preset.version}" if preset.version else ""
-            note += f"; {preset.note}" if preset.note else ""
-            lines.append((f"`{name}/{mode}`", f"`{words}`" if words else "nothing", f"{preset.source}{note}"))
+            note = f"; {preset.note}" if preset.note else ""
+            note += f"; not executed: {preset.unexecuted}" if preset.unexecuted else ""
+            settings_words = f"refused: {preset.refused}" if preset.refused else f"`{words}`"
+            lines.append(
+                (
+                    f"`{name}/{mode}`",
+                    settings_words if settings or preset.refused else "nothing",
+                    f"{preset.source}{note}",
+                )
+            )
     return table(("name", "settings", "read in"), lines)
 
 

@@ -1,27 +1,37 @@
-"""Presets: what they expand to, and the weights of each on cases worked out by hand from its framework's lines.
+"""Presets: what they expand to, what is refused, and that the frameworks' own code was executed beside each.
 
-The numbers here come from the peer's lines alone; which file and line they are, `config/data/presets.yaml` says under
-`source`, at the version that stands there. `docs/results/presets.csv` has the presets whose function was executed.
+`make peers` executes the frameworks and writes `docs/results/presets.csv`; no framework's formula stands here.
 """
 
 import csv
 import math
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from peer_presets import NAMES, lines_of
+from peer_sources import peers
 
 from tailrl.config.arm import Arm, Correction
 from tailrl.config.load import parse_study
-from tailrl.config.presets import frameworks, presets, version_of
+from tailrl.config.presets import frameworks, presets
 from tailrl.objective.centering import expected_score
 from tailrl.objective.corrections import correct, normaliser
-from tailrl.objective.reference_kl import kl_loss, reward_penalty
+from tailrl.objective.loss import surrogate
+from tailrl.objective.safe_set import TokenLogprobs
 from tailrl.runtime.errors import StudyError
 
-RESULTS = Path(__file__).parents[3] / "docs" / "results"
+ROOT = Path(__file__).parents[3]
 LN = math.log
+ALWAYS_EXECUTED = ("verl", "trl", "skyrl", "openrlhf", "ms-swift")  # their packages are on the index
+
+
+@pytest.fixture(scope="module")
+def table() -> dict[str, dict[str, str]]:
+    with (ROOT / "docs" / "results" / "presets.csv").open(encoding="utf-8", newline="") as file:
+        return {row["preset"]: row for row in csv.DictReader(file)}
 
 
 def weights(preset: str, ratios: list[list[float]], advantages: list[float] | None = None) -> list[list[float]]:
@@ -39,6 +49,8 @@ def weights(preset: str, ratios: list[list[float]], advantages: list[float] | No
 def test_every_preset_is_an_arm_and_says_where_it_was_read() -> None:
     assert len(presets()) > 40 and all(f"{name}/default" in presets() for name in frameworks())
     for name, preset in presets().items():
+        if preset.refused:
+            continue
         arm = Arm.model_validate({"correction": {"preset": name}})
         assert preset.source and arm.correction == Correction.model_validate(preset.correction)
         assert (arm.clip is None) == (preset.clip is None)
@@ -78,10 +90,22 @@ def test_a_preset_that_does_not_fit_is_refused(arm: dict[str, Any], words: str) 
     assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("preset", [name for name, preset in presets().items() if preset.refused])
+def test_a_preset_that_its_framework_has_left_is_refused(preset: str) -> None:
+    """The sentence says what moved, since when, and what to write instead."""
+    with pytest.raises(StudyError) as caught:
+        parse_study({"name": "s", "arms": {"a": {"correction": {"preset": preset}}}})
+    framework = preset.partition("/")[0]
+    assert f"preset: {preset} is refused: " in str(caught.value) and "\n" not in str(caught.value)
+    instead = [name for name in presets() if name in str(caught.value) and name != preset]
+    assert all(name.startswith(f"{framework}/") and not presets()[name].refused for name in instead)
+    assert instead or "write correction." in str(caught.value)
+
+
 def test_a_preset_with_a_clip_needs_an_arm() -> None:
     with pytest.raises(ValueError, match=r"preset: verl/bypass_ppo_clip sets an arm's clip too"):
         Correction(preset="verl/bypass_ppo_clip")
-    assert Correction(preset="trl/default") == Correction(sequence="mis", sequence_threshold=3.0)
+    assert Correction(preset="trl/sequence_mask") == Correction(sequence="mis", sequence_threshold=3.0)
 
 
 FAR = [[1.0, math.exp(-30.0)], [math.exp(30.0), math.exp(-25.0)]]
@@ -114,69 +138,13 @@ def test_only_frameworks_that_clamp_have_limits() -> None:
     assert {name.partition("/")[0] for name in limited} == {"verl", "skyrl", "slime", "trl", "prime-rl"}
     assert [name for name in limited if name.startswith(("slime/", "trl/"))] == ["trl/vespo", "slime/mis"]
     for name, preset in presets().items():
+        if preset.refused:
+            continue
         arm = Arm.model_validate({"correction": {"preset": name}})
         block = arm.clip if arm.clip and arm.clip.loss not in ("cispo",) else arm.correction
-        clamps = name.startswith("verl/") and "_sc" not in name and (preset.correction or preset.clip)
+        clamps = name.startswith("verl/") and (preset.correction or preset.clip)
         if clamps and not (arm.clip and arm.clip.loss == "cispo"):
             assert block.log_ratio_limit == (10.0 if arm.clip and arm.clip.loss == "gspo" else 20.0), name
-
-
-ROWS = [[1.0, 2.5, 0.25], [0.9, 1.1], [6.0, 0.5]]
-CASES: dict[str, list[list[float]]] = {
-    # min(r, 3), per token and of the product: 0.625, 0.99, 3.
-    "trl/token_truncate": [[1.0, 2.5, 0.25], [0.9, 1.1], [3.0, 0.5]],
-    "trl/sequence_truncate": [[0.625] * 3, [0.99] * 2, [3.0] * 2],
-    # r where r ≤ 3, the upper bound included.
-    "trl/token_mask": [[1.0, 2.5, 0.25], [0.9, 1.1], [0.0, 0.5]],
-    "trl/sequence_mask": [[0.625] * 3, [0.99] * 2, [3.0] * 2],
-    "trl/default": [[0.625] * 3, [0.99] * 2, [3.0] * 2],
-    # r within [0.5, 5].
-    "nemo-rl/icepop": [[1.0, 2.5, 0.0], [0.9, 1.1], [0.0, 0.5]],
-    "openrlhf/icepop": [[1.0, 2.5, 0.0], [0.9, 1.1], [0.0, 0.5]],
-    "verl/decoupled_token_icepop": [[1.0, 2.5, 0.0], [0.9, 1.1], [0.0, 0.5]],
-    # r where the geometric mean lies within [0.999, 1.002]; of these three it is 0.855, 0.995 and 1.73.
-    "nemo-rl/seq-mask-tis": [[0.0] * 3, [0.0] * 2, [0.0] * 2],
-    "openrlhf/tis": [[1.0, 2.5, 0.5], [0.9, 1.1], [5.0, 0.5]],
-    # The product within [0.5, 2].
-    "skyrl/mask_product": [[1.0] * 3, [1.0] * 2, [0.0] * 2],
-    "verl/decoupled_seq_is_rs": [[0.625] * 3, [0.99] * 2, [0.0] * 2],
-    # min(r, 2) over its mean (1 + 2 + 0.25 + 0.9 + 1.1 + 2 + 0.5) / 7; tokens beyond [1/2, 2] are dropped.
-    "slime/mis": [[7 / 7.75, 0.0, 0.0], [0.9 * 7 / 7.75, 1.1 * 7 / 7.75], [0.0, 0.5 * 7 / 7.75]],
-    "slime/tis": [[1.0, 2.0, 0.25], [0.9, 1.1], [2.0, 0.5]],
-    # With q = 0.04: p − q = 0.2 at r = 6, which is not above 0.2.
-    "prime-rl/default": [[1.0, 2.5, 0.25], [0.9, 1.1], [6.0, 0.5]],
-    # min(r, 3); and of r = 6 the binary KL is 0.04 ln(1/6) + 0.96 ln(0.96/0.76) = 0.153.
-    "verl/dppo_tv": [[1.0, 2.5, 0.25], [0.9, 1.1], [3.0, 0.5]],
-    "verl/dppo_kl": [[1.0, 2.5, 0.25], [0.9, 1.1], [3.0, 0.5]],
-}
-AT_A_LIMIT = ("prime-rl/default", "verl/dppo_tv")
-"""Where a ratio of 6 at q = 0.04 is at a limit, and rounding decides."""
-
-
-@pytest.mark.parametrize("preset", CASES)
-def test_a_preset_is_what_its_lines_compute(preset: str) -> None:
-    rows = [[r * (1 - 1e-12) for r in row] for row in ROWS] if preset in AT_A_LIMIT else ROWS
-    found = weights(preset, rows)
-    for own, wanted in zip(found, CASES[preset], strict=True):
-        assert own == pytest.approx(wanted, rel=1e-9)
-
-
-def test_a_sequence_mask_keeps_what_is_near_one() -> None:
-    near = [[1.001, 1.002], [0.9995, 0.9995], [1.003, 1.003]]
-    assert weights("nemo-rl/seq-mask-tis", near) == [pytest.approx(row) for row in [*near[:2], [0.0, 0.0]]]
-    assert weights("trl/sequence_mask", [[3.01], [2.99]]) == [[0.0], [pytest.approx(2.99)]]
-
-
-def test_what_only_counts_on_one_side_of_the_advantage() -> None:
-    """OPSM drops a response with A < 0 and a mean of log(q/p) above 0.5; DPPO a token that A pushes further out."""
-    far = [[0.5, 0.5], [0.5, 0.5], [0.9, 0.9]]
-    assert weights("trl/off_policy_mask", far, [-1.0, 1.0, -1.0]) == [[0.0, 0.0], [1.0, 1.0], [1.0, 1.0]]
-    rows = [[8.0], [8.0]]  # p − q = 0.28
-    assert weights("skyrl/dppo_binary_tv", rows, [1.0, -1.0]) == [[0.0], [pytest.approx(8.0)]]
-    for preset in ("verl/dppo_tv", "verl/dppo_kl"):  # the KL is 0.04 ln(1/8) + 0.96 ln(0.96/0.68) = 0.248
-        assert weights(preset, rows, [1.0, -1.0]) == [[0.0], [pytest.approx(3.0)]]
-        low = [[0.25], [0.25]]  # p − q = −0.03
-        assert weights(preset, low, [1.0, -1.0]) == [[pytest.approx(0.25)]] * 2
 
 
 # Σ_H c of the k head tokens, with q = 0.98/k, p = 0.8/k there, and so ρ = 0.02/0.2, 1/ρ = 10; c = q w − ρ w(1/ρ) p.
@@ -184,16 +152,11 @@ CENTERED_CASES: dict[str, float] = {
     # w = 1: 0.98 − 0.1 · 0.8.
     "nemo-rl/score_centering": 0.9,
     "slime/score_centering": 0.9,
-    "verl/bypass_pg_sc": 0.9,
-    # w = min(r, 2), r = 0.8/0.98 in the head: 0.8 − 0.1 · 2 · 0.8.
-    "verl/bypass_pg_token_tis_sc": 0.64,
-    # r within [0.5, 5], where 10 is not: 0.8 − 0.
-    "verl/bypass_pg_token_icepop_sc": 0.8,
 }
 
 
 @pytest.mark.parametrize("preset", CENTERED_CASES)
-def test_a_presets_centering_is_what_its_lines_compute(preset: str) -> None:
+def test_centering_that_no_framework_could_be_executed_for_is_worked_out_by_hand(preset: str) -> None:
     """The gradient by the logits of Σ_H c log p: c − (Σ_H c) p_v in the head, −(Σ_H c) p_v in the tail."""
     correction = Arm.model_validate({"correction": {"preset": preset}}).correction
     k, total = correction.centering_k or 0, CENTERED_CASES[preset]
@@ -207,50 +170,71 @@ def test_a_presets_centering_is_what_its_lines_compute(preset: str) -> None:
     assert found[0].tolist() == pytest.approx(wanted, rel=1e-9)
 
 
-POLICY, BASE = [[0.5, 0.2, 0.1], [0.1, 0.3]], [[0.25, 0.1, 0.2], [0.4, 0.3]]
-"""Probabilities of the tokens of two responses: log(p/base) is ln 2, ln 2, −ln 2, and −2 ln 2, 0."""
-
-REWARD_CASES: dict[str, list[float]] = {
-    # beta × the sum of old_per_token_logps − ref_per_token_logps over a response, with beta 0.05.
-    "trl/rloo": [0.05 * LN(2), -0.1 * LN(2)],
-    # init_coef × compute_approx_kl with k1, p − q of log-probs, with 0.01.
-    "openrlhf/default": [0.01 * LN(2), -0.02 * LN(2)],
-}
-LOSS_CASES: dict[str, list[float]] = {
-    # The derivative by log p of 0.01 w (r − 1 − log r), with r = base/p and w of value 1 and derivative 1: the weight's
-    # own is r − 1 − log r, the bracket's is 1 − r. Their sum is −log r = log(p/base).
-    "nemo-rl/default": [0.01 * LN(2), 0.01 * LN(2), -0.01 * LN(2), -0.02 * LN(2), 0.0],
-}
+@pytest.mark.parametrize("mode", ["bypass_ppo_clip", "bypass_ppo_clip_geo_rs", "bypass_ppo_clip_k3_rs"])
+def test_verls_bypass_has_the_dual_clip(mode: str) -> None:
+    """At r = 10 and A = −1 the loss is 3 and its gradient 0; the rejections of two modes drop the response."""
+    arm = Arm.model_validate({"correction": {"preset": f"verl/{mode}"}})
+    logp = torch.tensor([-1.0], dtype=torch.float64, requires_grad=True)
+    zero, inside = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.bool)
+    scored = TokenLogprobs(logp, logp.detach(), logp.detach() * 0, zero, logp.detach() * 0, inside)
+    infer, advantage = logp.detach() - math.log(10), torch.tensor([-1.0], dtype=torch.float64)
+    loss = surrogate(scored, infer, advantage, zero, 1, 1, arm.correction, arm.clip).loss
+    assert loss.item() == pytest.approx(3.0 if mode == "bypass_ppo_clip" else 0.0, rel=1e-12)
+    assert torch.autograd.grad(loss, logp)[0].item() == 0.0
 
 
-def test_a_presets_kl_is_what_its_lines_compute() -> None:
-    logp_T, ref_T = (torch.tensor([LN(p) for row in rows for p in row], dtype=torch.float64) for rows in (POLICY, BASE))
-    sequence_T = torch.tensor([0, 0, 0, 1, 1])
-    inside_T = torch.zeros(5, dtype=torch.bool)
-    for preset, wanted in REWARD_CASES.items():
-        settings = Arm.model_validate({"correction": {"preset": preset}}).reference_kl
-        assert settings is not None and settings.where == "reward"
-        found = reward_penalty(settings, logp_T, ref_T, inside_T, sequence_T, 2)
-        assert found.tolist() == pytest.approx(wanted, rel=1e-9)
-    for preset, wanted in LOSS_CASES.items():
-        settings = Arm.model_validate({"correction": {"preset": preset}}).reference_kl
-        assert settings is not None and settings.where == "loss"
-        own_T = logp_T.clone().requires_grad_()
-        (gradient,) = torch.autograd.grad(kl_loss(settings, own_T, ref_T, inside_T, 1), own_T)
-        assert gradient.tolist() == pytest.approx(wanted, rel=1e-9, abs=1e-12)
+def test_each_preset_is_in_the_published_table_at_the_version_of_the_list(table: dict[str, dict[str, str]]) -> None:
+    assert list(table) == list(presets())
+    for name, framework in frameworks().items():
+        assert framework.version == peers()[name].label, f"presets.yaml and peers.yaml differ on {name}"
+    for preset, row in table.items():
+        name = preset.partition("/")[0]
+        assert row["version"] == peers()[name].label, f"{preset} was executed at another version: make peers"
 
 
-def test_the_published_comparison_is_of_these_presets() -> None:
-    """`benchmarks/peer_presets.py` executed the peers' functions; the rest has a case above, or ships nothing."""
-    with (RESULTS / "presets.csv").open(encoding="utf-8") as file:
+def test_no_framework_computes_another_loss(table: dict[str, dict[str, str]]) -> None:
+    for preset, row in table.items():
+        of = presets()[preset]
+        if of.refused or of.unexecuted:
+            assert row["compared"] == ("refused" if of.refused else "not executed")
+            assert row["reason"] == (of.refused or of.unexecuted)
+            continue
+        assert row["compared"].startswith(("value, gradient", "gradient")) and row["function"] and not row["reason"]
+        moved = f"{row['function']} of {row['version']} differs from {preset} by {row['largest_difference']}"
+        assert 0 <= float(row["largest_difference"]) <= 1e-6, moved
+        assert int(row["tokens"]) > 1000 and row["beside"] in {"", *presets()}
+
+
+def test_a_package_that_can_be_downloaded_is_executed() -> None:
+    assert not [name for name, preset in presets().items() if preset.unexecuted and name.startswith(ALWAYS_EXECUTED)]
+    assert all(bool(peer.package and peer.version) != bool(peer.commit) and peer.date for peer in peers().values())
+    assert all(peers()[name].package for name in ALWAYS_EXECUTED)
+
+
+LINES_OF = ("verl", "trl", "skyrl", "openrlhf", "ms-swift", "slime", "nemo-rl")
+
+
+def test_each_line_that_diagnose_shows_was_parsed_and_executed_by_its_framework() -> None:
+    with (ROOT / "docs" / "results" / "preset_lines.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert all(version_of(row["preset"]) == row["version"] for row in rows)
-    assert all(float(row["largest_difference"]) < 1e-6 for row in rows)
-    executed = {row["preset"] for row in rows}
-    nothing = {name for name, own in presets().items() if not (own.correction or own.clip or own.reference_kl)}
-    with_kl = {name for name, own in presets().items() if own.reference_kl}
-    assert with_kl == REWARD_CASES.keys() | LOSS_CASES.keys()
-    centered = {name for name, own in presets().items() if own.correction.get("centering")}
-    assert centered == CENTERED_CASES.keys()
-    assert set(presets()) - executed - with_kl <= CASES.keys() | CENTERED_CASES.keys() | nothing
-    assert any(float(row["dropped"]) > 0 for row in rows)
+    found = {(row["framework"], f"{row['remedy']} at {row['threshold']}") for row in rows}
+    assert found == {(NAMES.get(name, name), key) for name in LINES_OF for key in lines_of(name)}
+    for row in rows:
+        assert 0 <= float(row["largest_difference"]) <= 1e-6 and not row["reason"], row
+    versions = {NAMES.get(name, name): peers()[name].label for name in LINES_OF}
+    assert all(row["version"] == versions[row["framework"]] for row in rows)
+
+
+def test_a_shell_leaves_verls_lines_what_hydra_takes_for_text() -> None:
+    """Hydra reads 0.5_2 as the number 0.52, and splits at a comma; only text in quotes of its own stays as it is."""
+    values = [word.partition("=")[2] for text, _ in lines_of("verl").values() for word in shlex.split(text)]
+    names = {value for value in values if value.startswith(("token_k", "seq_")) and "," not in value}
+    listed = [value for value in values if ("_" in value or "," in value) and value not in names]
+    assert len(listed) > 10 and all(value[0] == value[-1] == '"' for value in listed)
+
+
+def test_openrlhfs_lines_are_of_its_options_since_0_11_2() -> None:
+    for text, _ in lines_of("openrlhf").values():
+        words = shlex.split(text)
+        options = {word.removeprefix("--algo.advantage.is_correction_") for word in words if word.startswith("--")}
+        assert options == {"level", "mode", "threshold"}

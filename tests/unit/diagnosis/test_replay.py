@@ -271,7 +271,7 @@ def test_a_weight_whose_square_overflows_counts_nothing_at_a_token_without_an_ad
 def test_lines_of_configuration() -> None:
     found = {one.framework: one for one in configuration("token_mask", 5.0)}
     assert found.keys() == {"verl", "TRL", "NeMo-RL", "slime", "SkyRL", "OpenRLHF", "tailrl"}
-    assert 'rollout_is_threshold="0.2_5"' in found["verl"].text
+    assert "rollout_is_threshold='\"0.2_5\"'" in found["verl"].text
     assert "clip_min=0.2, vllm_importance_sampling_clip_max=5)" in found["TRL"].text
     assert found["NeMo-RL"].version == "7ea279a" and found["NeMo-RL"].source.endswith("loss_functions.py:144")
     [*_, own] = configuration("reject_k3", 0.01)

@@ -92,6 +92,20 @@ def test_the_clipped_ratio_is_the_definition() -> None:
     assert reference.grad is None and weight.grad is None
 
 
+def test_the_dual_clip_bounds_the_loss_of_a_negative_advantage() -> None:
+    """max(min(r A, clip(r) A), c A) where A < 0 (arXiv 1912.09729): a constant with no gradient above r = c."""
+    cases = [(10.0, -1.0, 3.0, 0.0), (2.9, -1.0, 2.9, -2.9), (3.1, -2.0, 6.0, 0.0), (10.0, 1.0, -(1 + HIGH), 0.0)]
+    cases += [(0.1, -1.0, 1 - LOW, 0.0), (0.1, 1.0, -0.1, 0.1), (10.0, 0.0, 0.0, 0.0)]
+    for ratio, advantage, value, gradient in cases:
+        logp = torch.tensor([math.log(ratio)], dtype=torch.float64, requires_grad=True)
+        tokens = (torch.zeros(1), torch.tensor([advantage], dtype=torch.float64), torch.ones(1), *alone(logp))
+        loss, acts = ratio_loss("ppo", logp, *tokens, (LOW, HIGH), 1, dual=3.0)
+        (found,) = torch.autograd.grad(loss, logp)
+        assert loss.item() == pytest.approx(value, rel=1e-12)
+        assert -found.item() == pytest.approx(gradient, rel=1e-12, abs=1e-15)
+        assert acts.item() == (gradient == 0 and advantage != 0)
+
+
 def test_a_ratio_that_moves_the_wrong_way_is_not_clipped() -> None:
     """PPO's minimum is pessimistic: far off on the losing side, the gradient is the whole one."""
     logp = torch.tensor([math.log(5.0), math.log(0.1)], dtype=torch.float64, requires_grad=True)

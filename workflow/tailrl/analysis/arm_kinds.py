@@ -88,7 +88,7 @@ def clips_by(ratio: str) -> Role:
 
     def clips(settings: Mapping[str, Any]) -> bool:
         loss = settings.get("clip.ratio"), settings.get("clip.loss", "ppo")
-        if settings.get("clip.log_ratio_limit") is not None:
+        if settings.get("clip.log_ratio_limit") is not None or settings.get("clip.dual") is not None:
             return False
         weights = settings["correction.token"], settings["correction.sequence"], settings["vocabulary.rule"]
         return (loss, weights) == ((ratio, "ppo"), ("none", "none", "full")) and is_plain(settings)

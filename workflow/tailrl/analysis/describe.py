@@ -103,6 +103,8 @@ def _clip(left: dict[str, Any]) -> list[str]:
     ratio, low, high = (left.pop(f"clip.{name}", None) for name in ("ratio", "low", "high"))
     loss = left.pop("clip.loss", "ppo")
     bounds = f", from 1 - {low} to 1 + {high}" if "low" in Clip.READS["loss"][loss] else ""
+    if (dual := left.pop("clip.dual", None)) is not None:
+        bounds += f", and to {_number(dual)} where the advantage is negative"
     what = "clipped ratio" if loss == "ppo" else f"{loss} of the ratio"
     return [f"{what}, {ratio}{bounds}{_limit(left, 'clip')}"]
 

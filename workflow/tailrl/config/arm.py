@@ -192,7 +192,7 @@ class Clip(Settings):
 
     READS: ClassVar = {
         "loss": {
-            "ppo": ("low", "high", "log_ratio_limit"),
+            "ppo": ("low", "high", "log_ratio_limit", "dual"),
             "free": ("log_ratio_limit",),
             "gspo": ("low", "high", "log_ratio_limit"),
             "cispo": ("low", "high"),
@@ -222,6 +222,12 @@ class Clip(Settings):
         le=MOST_NATS,
         description="nats: clamps log r to ± this, without gradient beyond it, as verl and SkyRL do at 20; gspo: the "
         "mean of log r, from above alone; vespo: each token's, before their sum; null: nothing is clamped",
+    )
+    dual: float | None = Field(
+        None,
+        gt=1,
+        le=LARGEST_RATIO,
+        description="dual clip: ratios above this get no gradient if the advantage is < 0; null: no bound there",
     )
 
     @model_validator(mode="after")

@@ -20,9 +20,10 @@ class Preset(Settings):
     correction: dict[str, Any] = Field(default_factory=dict, description="the weights and rejections")
     clip: dict[str, Any] | None = Field(None, description="the clipped ratio; null: none of its own")
     reference_kl: dict[str, Any] | None = Field(None, description="the KL to the base policy; null: none")
-    source: str = Field(description="the file and line that was read")
-    version: str = Field("", description="where it was read, if not at the framework's version")
+    source: str = Field(description="the file that was read")
     note: str = Field("", description="whose it is, or what it leaves out")
+    refused: str = Field("", description="why a study cannot have it; empty: it can")
+    unexecuted: str = Field("", description="why the framework's own code was not executed; empty: it was")
 
 
 class Framework(Settings):
@@ -39,11 +40,6 @@ def frameworks() -> dict[str, Framework]:
     return {name: Framework.model_validate(framework) for name, framework in data.items()}
 
 
-def version_of(name: str) -> str:
-    """The version at which a preset was read: the mode's own, or else its framework's."""
-    return presets()[name].version or frameworks()[name.partition("/")[0]].version
-
-
 @cache
 def presets() -> dict[str, Preset]:
     """Every preset by its name, such as verl/decoupled_token_is."""
@@ -54,9 +50,15 @@ def expanded(correction: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
     """A correction's settings with those of its preset below them, and the preset's other blocks by their names.
 
     The name of an unknown preset stays.
+
+    Raises:
+        ValueError: if the framework has moved on from it.
     """
-    preset = presets().get(str(correction.get("preset")))
+    name = str(correction.get("preset"))
+    preset = presets().get(name)
     if preset is None:
         return dict(correction), {}
+    if preset.refused:
+        raise ValueError(f"preset: {name} is refused: {preset.refused}")
     others = {name: block for name in ("clip", "reference_kl") if (block := getattr(preset, name)) is not None}
     return {**preset.correction, **{key: value for key, value in correction.items() if key != "preset"}}, others

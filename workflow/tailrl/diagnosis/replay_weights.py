@@ -58,7 +58,8 @@ def _gradient(ratio_T: Tensor, advantage_T: Tensor, sequence_T: Tensor, count: i
     sign_T = torch.where(advantage_T > 0, 1.0, -1.0).to(ratio_T)
     log_T = ratio_T.requires_grad_()  # Δ and log π differ by a constant
     bounds, limit = (clip.low, clip.high), clip.log_ratio_limit
-    term_T, _ = RATIO_LOSSES[clip.loss](RatioTokens(log_T, log_T, sign_T, sequence_T, count, bounds, limit))
+    tokens = RatioTokens(log_T, log_T, sign_T, sequence_T, count, bounds, limit, dual=clip.dual)
+    term_T, _ = RATIO_LOSSES[clip.loss](tokens)
     [gradient_T] = torch.autograd.grad(term_T.sum(), log_T)
     return gradient_T * sign_T
 

@@ -43,6 +43,7 @@ def ratio_loss(
     clip: tuple[float, float],
     step_sequences: int,
     log_ratio_limit: float | None = None,
+    dual: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """−(1/B) Σ_t w_t term_t, with the terms of one of `RATIO_LOSSES` on the ratio r = π_θ/π_old.
 
@@ -60,6 +61,7 @@ def ratio_loss(
         clip: (low, high).
         step_sequences: B.
         log_ratio_limit: nats, to which log r is clamped; None: it is not.
+        dual: bound of r where A < 0, of `ppo` alone; None: no bound.
 
     Returns:
         A scalar with gradient, and bool [T]: where the clip acts. The scalar is infinite where a term that counts is.
@@ -68,7 +70,7 @@ def ratio_loss(
     live_T = (weight_T != 0) & (advantage_T != 0)
     weight_T = weight_T.detach().masked_fill(~live_T, 0.0)
     ratio_T = logp_T - logp_old_T.detach()
-    tokens = RatioTokens(logp_T, ratio_T, advantage_T, sequence_T, sequences, clip, log_ratio_limit, live_T)
+    tokens = RatioTokens(logp_T, ratio_T, advantage_T, sequence_T, sequences, clip, log_ratio_limit, live_T, dual)
     term_T, clipped_T = RATIO_LOSSES[loss](tokens)
     return -(weight_T * term_T).sum() / step_sequences, clipped_T
 
@@ -147,6 +149,7 @@ def surrogate(
         weight_T = weight_T.masked_fill(sequence_any(outside_T, sequence_T, sequences)[sequence_T], 0.0)
     reference_T = logp_infer_T if clip.ratio == "bypass" else logp_old_T
     tokens = (logp_T, reference_T, advantage_T, weight_T, sequence_T, sequences)
-    loss, clipped_T = ratio_loss(clip.loss, *tokens, (clip.low, clip.high), step_sequences, clip.log_ratio_limit)
+    limits = (clip.low, clip.high)
+    loss, clipped_T = ratio_loss(clip.loss, *tokens, limits, step_sequences, clip.log_ratio_limit, clip.dual)
     check_loss(loss)
     return Surrogate(loss, weights, clipped_T & ~outside_T)

@@ -33,6 +33,7 @@ class RatioTokens:
     clip: tuple[float, float]  # low, high
     limit: float | None = None  # log-ratios are clamped to ± this, in nats, as some frameworks do; None: not clamped
     live_T: Tensor | None = None  # bool, neither weight nor advantage is 0; None: where the advantage is not
+    dual: float | None = None  # bound of r where A < 0; of `ppo` alone
 
 
 SAPO_TEMPERATURES = (1.0, 1.05)
@@ -48,8 +49,14 @@ SATURATED = 80.0  # nats; the gradient of SAPO's sigmoid is exactly 0 from ln 38
 
 
 def ppo(t: RatioTokens) -> Term:
-    """min(r A, clip(r, 1 − low, 1 + high) A): PPO (arXiv 1707.06347)."""
-    return _clipped(limited(t.ratio_T, t.limit), t)
+    """min(r A, clip(r, 1 − low, 1 + high) A): PPO (arXiv 1707.06347); with `dual`, at least dual A where A < 0."""
+    ratio_T = limited(t.ratio_T, t.limit)
+    if t.dual is None:
+        return _clipped(ratio_T, t)
+    # Dual-clip PPO (arXiv 1912.09729): where A < 0 the term has no other bound as r grows.
+    bounded_T = (t.advantage_T < 0) & (ratio_T.detach() > math.log(t.dual))
+    term_T, acts_T = _clipped(torch.where(bounded_T, math.log(t.dual), ratio_T), t)
+    return term_T, acts_T | bounded_T
 
 
 def free(t: RatioTokens) -> Term:
