@@ -76,6 +76,7 @@ OTHERS: dict[str, tuple[Any, ...]] = {
     "centering_k": (2,),
     "low": (0.05, 0.5),
     "high": (0.01, 0.6),
+    "dual": (1.05,),
 }
 """Other values of each field that names no kind, of which one acts where any does."""
 KINDS = {"token", "sequence", "loss", "centering"}
