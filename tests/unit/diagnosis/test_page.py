@@ -101,6 +101,25 @@ def test_the_verdict_without_a_cause() -> None:
     assert "1 token left out: the sampler's NaN." in text
 
 
+@pytest.mark.parametrize(
+    ("floor", "size", "says"), [(2.0, 0.3, True), (0.3, 0.3, True), (0.3, 0.0, True), (0.02, 0.3, False)]
+)
+def test_a_trainer_that_disagrees_with_itself_is_said_first(floor: float, size: float, says: bool) -> None:
+    """Whatever else there may be: equal columns of an engine mean nothing where the trainer's own differ."""
+    random = np.random.default_rng(0)
+    trainer = [-random.exponential(1.0, 40) for _ in range(20)]
+    moved = [np.minimum(logp_T + size * random.choice([-1.0, 1.0], 40), 0.0) for logp_T in trainer]
+    again = [np.minimum(logp_T + floor * random.choice([-1.0, 1.0], 40), 0.0) for logp_T in trainer]
+    rows = [LoggedRow("", one, two, again_T=three) for one, two, three in zip(moved, trainer, again, strict=True)]
+    diagnosis = diagnosis_of(pack(rows))
+    sentence = page.verdict(diagnosis)
+    assert sentence.startswith("The trainer disagrees with itself: its log-probs of the same tokens, ") is says
+    assert ("nothing can be said of the sampler" in sentence) is says
+    assert page.terminal_page(diagnosis).splitlines()[2] == f"**{sentence}**"
+    if says and size:
+        assert diagnosis.advice.kind == "fix" and "changes the trainer's numbers" in sentence
+
+
 def test_what_is_not_replayed_is_said_with_its_reason() -> None:
     text = Reader(page.html_page(noisy())).text
     assert "Not replayed: score centering and sampling-mask replay need the sampler's whole rows; a KL to" in text

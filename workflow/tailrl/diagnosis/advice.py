@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tailrl.diagnosis.causes import Cause
+from tailrl.diagnosis.causes import Cause, disagrees_with_itself
 from tailrl.diagnosis.measure import Measured
 from tailrl.diagnosis.metrics import quantity
 from tailrl.diagnosis.replay import Replayed
@@ -57,12 +57,13 @@ def advise(measured: Measured, causes: Sequence[Cause], remedies: Sequence[Repla
 
     1. A probable cause other than NOISE and TAIL is a mistake, and fixed first: weights would hide it, not remove it.
     2. Up to NO_HARM no correction: weights add variance, and no harm was detected at such a size.
-    3. Random tokens from the tail: DVP at the least ρ whose kept tokens have at most CLEANED of the mean k3. It gained
+    3. A trainer that differs from itself as much as from the sampler is mended first: weights are made of its numbers.
+    4. Random tokens from the tail: DVP at the least ρ whose kept tokens have at most CLEANED of the mean k3. It gained
        most under a floor (docs/findings/remedies.md); weights of sequences rejected the clean responses there
        (docs/findings/mis-threshold.md).
-    4. Anything else: token TIS at C = 2. It gained most on stale samples (docs/findings/stale.md) and never needs more
+    5. Anything else: token TIS at C = 2. It gained most on stale samples (docs/findings/stale.md) and never needs more
        than one token's ratio, while a response's ratio grows with its length.
-    5. If that leaves an effective sample size below HEALTHY_ESS, no weight repairs the sample.
+    6. If that leaves an effective sample size below HEALTHY_ESS, no weight repairs the sample.
     """
     if not measured.tokens:
         return Advice("fix", "No token has sound log-probs of both sides: log them first.")
@@ -71,6 +72,9 @@ def advise(measured: Measured, causes: Sequence[Cause], remedies: Sequence[Repla
     size = quantity(measured, "k3").mean
     if size <= NO_HARM:
         return Advice("none", f"No correction is needed: k3 is {size:.2g} nats, and none is advised up to {NO_HARM:g}.")
+    if disagrees_with_itself(measured.signals):
+        words = "Find first what changes the trainer's numbers, such as its packing, padding, dropout or kernels."
+        return Advice("fix", words)
     if any(one.name == TAIL and one.sure >= SURE for one in causes):
         cleaning = [one for one in remedies if one.name == "dvp" and one.kept_k3 <= CLEANED * size]
         if cleaning:

@@ -140,8 +140,20 @@ def agrees(signals: Signals) -> bool:
     sums = signals.sums
     if not sums.get("tokens") or sums["squared"] < AGREE**2 * sums["tokens"]:
         return True
-    if not sums["again"]:
-        return False
+    return bool(sums["again"]) and _within_floor(signals)
+
+
+def disagrees_with_itself(signals: Signals) -> bool:
+    """Whether the trainer differs from itself by more than float32 does, and by about as much as from the sampler.
+
+    Then the log says nothing of the sampler: whatever it computes would be as far from one of the trainer's numbers.
+    """
+    scored_twice, squared = signals.sums.get("again", 0.0), signals.sums.get("again_squared", 0.0)
+    return squared > 0 and squared >= AGREE**2 * scored_twice and _within_floor(signals)
+
+
+def _within_floor(signals: Signals) -> bool:
+    """Whether the mismatch of tokens that the trainer scored twice is no more than FLOORS times its noise floor."""
     paired_S, again_S = np.concatenate(signals.floors, 1)
     above_S = (paired_S - FLOORS * again_S)[(paired_S > 0) | (again_S > 0)]
     few = len(above_S) < FEW_SEQUENCES

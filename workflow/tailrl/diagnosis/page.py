@@ -7,7 +7,7 @@ from pathlib import Path
 from tailrl.analysis.format import count, short
 from tailrl.config.presets import frameworks
 from tailrl.diagnosis.advice import SURE, mistakes
-from tailrl.diagnosis.causes import cause_words
+from tailrl.diagnosis.causes import cause_words, disagrees_with_itself
 from tailrl.diagnosis.charts import charts
 from tailrl.diagnosis.diagnosis import Diagnosis
 from tailrl.diagnosis.measure import Measured
@@ -160,6 +160,12 @@ def _of_the_mismatch(diagnosis: Diagnosis) -> str:
         return "No token of this log has log-probs of both sides. Log both, for the same tokens."
     size = short(quantity(measured, "abs_logp").mean)
     advice = diagnosis.advice
+    if disagrees_with_itself(measured.signals):
+        return (
+            f"The trainer disagrees with itself: its log-probs of the same tokens, computed twice, differ by "
+            f"{_floor(measured, 'abs_logp')} nats a token, and those of the sampler by {size}. So nothing can be said "
+            f"of the sampler's own share. {advice.words}"
+        )
     if not diagnosis.causes:
         if measured.extremes["abs_logp_max"] == 0:
             return "Sampler and trainer agree to the last bit. No correction is needed."
