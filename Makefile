@@ -35,7 +35,7 @@ STUDIES := $(sort $(patsubst studies/%.yaml,%,$(wildcard studies/*.yaml)))
 POOLS := $(shell sed -n 's/^\([a-z0-9_]*\):$$/\1/p' workflow/tailrl/analysis/pools.yaml)
 NAMES := $(STUDIES) ablate_length ablate_domain gradients distributions early_warning overview $(POOLS)
 
-.PHONY: $(NAMES) figure1 help venv install reproduce test test-slow slurm peers verl chaos planted fuzz bench bench-quick soak diagnose-exam gpu-check lint publish pages docs docs-serve docs-check format clean
+.PHONY: $(NAMES) figure1 help venv install reproduce test test-slow slurm peers verl chaos planted fuzz bench bench-quick soak families diagnose-exam gpu-check lint publish pages docs docs-serve docs-check format clean
 .DEFAULT_GOAL := help
 
 help:  ## print this list
@@ -110,6 +110,12 @@ bench-quick: venv  ## the step beside TRL's and the engines, three rounds each, 
 soak: venv  ## train for 2,000 steps, and see whether the job keeps its size
 	$(IN_VENV) OMP_NUM_THREADS=1 python benchmarks/soak.py --out docs/results/soak.csv $(ARGS)
 
+# Without their dependencies: those of the environment serve.
+families: venv  ## every family of models under vLLM, and written policies under older transformers: a quarter of an hour
+	$(IN_VENV) pip install -q --no-deps --upgrade --target .older/transformers-4.51.3 transformers==4.51.3 tokenizers==0.21.4 huggingface-hub==0.36.0 && \
+		pip install -q --no-deps --upgrade --target .older/transformers-4.57.6 transformers==4.57.6 tokenizers==0.22.2 huggingface-hub==0.36.0 && \
+		python benchmarks/model_families.py --out docs/results/families.csv --older .older/transformers-4.51.3 .older/transformers-4.57.6 $(ARGS)
+
 diagnose-exam: venv  ## settle how sure `tailrl diagnose` is of a cause, and judge it on other models: under an hour
 	$(ADD) envs/bench.txt
 	$(IN_VENV) export OMP_NUM_THREADS=1 && python benchmarks/diagnose_exam.py settle && python benchmarks/diagnose_exam.py judge
@@ -126,7 +132,7 @@ publish: venv  ## copy a study that has run into docs/results, and make anew wha
 
 # What a page of findings says comes from docs/results; tests compare.
 pages: venv  ## write what is made of the docs: findings, figures, performance, lists and tables
-	$(IN_VENV) export PYTHONPATH=docs/code && python -m findings.pages && python -m performance && python -m performance_figures && python -m sizes && python -m decisions && \
+	$(IN_VENV) export PYTHONPATH=docs/code && python -m findings.pages && python -m performance && python -m performance_figures && python -m sizes && python -m model_families_table && python -m decisions && \
 		PYTHONPATH=docs/code:tests/fixtures python tests/chaos/chaos_tables.py
 
 docs: venv  ## build the documentation site into site/; a broken link, anchor or formula ends it

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from families import PACKED, REFUSED, write_family
+from families import GROUPED, PACKED, REFUSED, SIZES, tiny_config, write_family
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from tailrl.kernels.packing import pack
 from tailrl.model import checks
 from tailrl.model.checks import refuse_oversized
-from tailrl.model.forward import PACKED_ATTENTION, hidden_states
+from tailrl.model.forward import PACKED_ATTENTION, hidden_states, trained_length
 from tailrl.model.policy import load_policy
 from tailrl.runtime.errors import StudyError
 
@@ -69,7 +69,10 @@ def test_attention_over_the_whole_row_is_found(folder: Path, monkeypatch: pytest
 
 def test_a_model_that_amplifies_rounding_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores of 30,000 that all keys share: their rounding moves probabilities, packed or alone."""
-    folder = write_family("qwen2", tmp_path / "model")
+    folder = tmp_path / "model"
+    torch.manual_seed(0)
+    small = AutoConfig.for_model("qwen2", **SIZES | GROUPED | {"hidden_size": 32})
+    AutoModelForCausalLM.from_config(small, dtype=torch.float32).save_pretrained(folder)
     weights = load_file(folder / WEIGHTS)
     for name, weight in weights.items():
         if name.endswith(("q_proj.bias", "k_proj.bias")):
@@ -84,12 +87,70 @@ def test_a_model_that_amplifies_rounding_is_loaded(tmp_path: Path, monkeypatch: 
     test_attention_over_the_whole_row_is_found(folder, monkeypatch)
 
 
+# --- ropes that depend on a sequence's length --------------------------------------------------------------
+
+LIMIT = 64
+FACTORS = {"short_factor": [1.0] * 16, "long_factor": [4.0] * 16}
+ROPES: dict[str, tuple[dict[str, Any], int]] = {
+    "longrope": (FACTORS | {"original_max_position_embeddings": LIMIT, "factor": 4.0}, 4 * LIMIT),
+    "dynamic": ({"factor": 4.0}, LIMIT),
+}
+
+
+def write_rope(rope: str, folder: Path) -> Path:
+    """A Llama with such a rope, whose frequencies change beyond LIMIT tokens, and peaks in its attention."""
+    own, positions = ROPES[rope]
+    config = tiny_config("llama")
+    config.max_position_embeddings = positions
+    config.rope_parameters = {"rope_type": rope, "rope_theta": 1e4, **own}
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for weight in model.parameters():
+        if weight.ndim > 1:
+            torch.nn.init.normal_(weight, 0, 0.25)
+    model.save_pretrained(folder)
+    return folder
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rope", ROPES)
+def test_a_short_row_beside_a_long_one_is_scored_right_or_refused(rope: str, tmp_path: Path) -> None:
+    """At the model's own limit, against transformers' own model on each sequence alone, and one token beyond it."""
+    folder = write_rope(rope, tmp_path)
+    model, plain = load_policy(folder), AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    tokens = torch.arange(40 + LIMIT + 1) % 90
+    lengths = [40, LIMIT]
+    row = hidden_states(model, tokens[: sum(lengths)], pack(lengths))
+    alone = [plain.base_model(part[None]).last_hidden_state[0] for part in tokens[: sum(lengths)].split(lengths)]
+    torch.testing.assert_close(row, torch.cat(alone), rtol=0, atol=1e-5)
+    words = f"rope of type {rope} changes at 64 tokens, and a sequence of 65 would change all others"
+    with pytest.raises(StudyError, match=words):
+        hidden_states(model, tokens, pack([40, LIMIT + 1]))
+    positions = torch.cat([torch.arange(40), torch.arange(100)])[None]
+    beside = plain.base_model((torch.arange(140) % 90)[None], position_ids=positions, attention_mask=None)
+    assert (beside.last_hidden_state[0, :40] - alone[0]).abs().max() > 1e-3, "the case shows what it is for"
+    assert trained_length(model.config) == LIMIT
+
+
+def test_a_rope_of_a_type_not_known_here_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its frequencies depend on the longest sequence, and no name says so."""
+    folder = write_rope("longrope", tmp_path)
+    load_policy(folder)
+    monkeypatch.setattr("tailrl.model.forward.changing_ropes", lambda _: {})
+    assert "packed responses would see one another's length" in refusal(folder)
+
+
+def test_a_configuration_without_positions_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "SIZES", ("vocab_size", "most_tokens"))
+    assert refusal(folder).endswith("config.json has no most_tokens")
+
+
 # --- files and configuration that do not fit -----------------------------------------------------------
 
 
 def test_a_layer_that_the_configuration_drops_is_named(folder: Path) -> None:
     set_config(folder, num_hidden_layers=1)
-    assert "hold weights without a place in the model: model.layers.1." in refusal(folder)
+    assert "model.safetensors has weights without a place in the model: model.layers.1." in refusal(folder)
 
 
 def test_rotary_frequencies_of_older_files_are_no_weights(folder: Path) -> None:
@@ -164,4 +225,4 @@ def test_a_weight_that_is_not_finite_is_named(bad: float, folder: Path) -> None:
     weights = load_file(folder / WEIGHTS)
     weights["model.layers.1.mlp.up_proj.weight"][3, 5] = bad
     save_file(weights, folder / WEIGHTS, {"format": "pt"})
-    assert refusal(folder).endswith("model.layers.1.mlp.up_proj.weight holds NaN or Inf")
+    assert refusal(folder).endswith(": model.safetensors: model.layers.1.mlp.up_proj.weight holds NaN or Inf")

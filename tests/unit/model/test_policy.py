@@ -181,7 +181,7 @@ def test_a_policy_is_written_without_what_transformers_refuses_to_save(
 
 def test_a_missing_weight_is_named(folder: Path) -> None:
     remove_tensor(folder)
-    with pytest.raises(StudyError, match=r"lack model\.layers\.1\.mlp\.up_proj\.weight$"):
+    with pytest.raises(StudyError, match=r"model\.safetensors lacks model\.layers\.1\.mlp\.up_proj\.weight$"):
         load_policy(folder)
 
 

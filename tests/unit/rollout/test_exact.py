@@ -338,6 +338,9 @@ def test_a_response_ends_where_the_policy_does(pair: Pair) -> None:
     assert len(rollouts[1].tokens) <= 3
 
 
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+
+
 def test_what_cannot_be_sampled_is_refused(pair: Pair, tmp_path: Path) -> None:
     model, sampler = pair
     with pytest.raises(StudyError, match=r"a prompt of 160 tokens leaves no room in the policy's 160 tokens"):
@@ -346,7 +349,7 @@ def test_what_cannot_be_sampled_is_refused(pair: Pair, tmp_path: Path) -> None:
         sampler.generate([Request((), 0)], Decoding(1.0, 5))
     assert sampler.generate([], Decoding(1.0, 5)) == []
     for change, message in (
-        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rotary .* dynamic"),
+        ({"rope_parameters": DYNAMIC, "max_position_embeddings": 80}, "rope of type dynamic changes at 80 tokens"),
         ({"eos_token_id": None}, "names no end token"),
     ):
         folder = tmp_path / message[:6]

@@ -4,6 +4,7 @@ One engine in float32, one in bfloat16 without recorded routes, and one with an 
 `test_exact.py` has experts to the bit, `test_vllm.py` hand-overs, `training/test_routes.py` the replay.
 """
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -123,15 +124,15 @@ def test_the_prepack_that_vllm_forgets_is_noticed(
         engine.generate(requests(2), DECODING)
 
 
-def swapped(name: str, weight: torch.Tensor) -> torch.Tensor:
-    """Gate and up of the second layer, or two of its experts, swapped on the way."""
-    if name.endswith("1.mlp.experts.gate_up_proj"):
-        return weight.roll(weight.shape[1] // 2, 1)
-    return weight
+def swapped(name: str) -> str:
+    """Gate and up of the second layer's experts, swapped on the way."""
+    other = {"gate_proj": "up_proj", "up_proj": "gate_proj"}
+    return re.sub(r"(layers\.1\.mlp\.experts\.\d\.)(gate_proj|up_proj)", lambda m: m[1] + other[m[2]], name)
 
 
-def one_expert_elsewhere(name: str, weight: torch.Tensor) -> torch.Tensor:
-    return weight[[0, 2, 1, *range(3, 8)]] if name.endswith("0.mlp.experts.down_proj") else weight
+def one_expert_elsewhere(name: str) -> str:
+    other = {"1": "2", "2": "1"}
+    return re.sub(r"(layers\.0\.mlp\.experts\.)([12])(?=\.down_proj)", lambda m: m[1] + other[m[2]], name)
 
 
 @pytest.mark.slow
@@ -146,7 +147,7 @@ def test_weights_in_the_wrong_place_are_noticed(
     set_weights = worker_module.WorkerExtension.set_weights
 
     def faulty(self: Any, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
-        set_weights(self, ((name, fault(name, weight)) for name, weight in weights))
+        set_weights(self, ((fault(name), weight) for name, weight in weights))
 
     worker = engine32.llm.llm_engine.model_executor.driver_worker.worker
     monkeypatch.setattr(type(worker), "set_weights", faulty, raising=False)

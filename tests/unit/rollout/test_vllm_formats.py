@@ -77,7 +77,7 @@ def test_int4_with_activations_of_8_bits_is_refused() -> None:
 def test_a_mixture_is_not_shared_on_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its experts are tried whole after each hand-over. On a GPU nothing is packed, and a dense model has none."""
     experts = torch.nn.Module()
-    experts.gate_up_proj = torch.nn.Parameter(torch.zeros(2, 2))
+    experts.gate_up_proj = torch.nn.Parameter(torch.zeros(2, 2, 2))
     mixture = torch.nn.ModuleDict({"mlp": torch.nn.ModuleDict({"experts": experts})})
     mixture = torch.nn.ModuleDict({"0": mixture})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

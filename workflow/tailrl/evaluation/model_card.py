@@ -20,6 +20,9 @@ from tailrl.tracking.metrics import REWARD
 MEAN_OVER = 10
 """Steps at either end of a run over which a card gives the mean reward."""
 
+READ_BY = "4.51.3, 4.57.6 and 5.19.0"
+"""Versions of transformers that read written policies of the families they know: docs/results/families.csv."""
+
 render = renderer(Path(__file__).parent)
 
 
@@ -59,6 +62,7 @@ def _card(
     blocks = run.model_dump(mode="json", exclude_none=True, include=set(Run.model_fields) - {"study", "arm"})
     return render(
         "model_card.md.j2",
+        read_by=READ_BY,
         record=record,
         run=run,
         metadata=yaml.safe_dump(metadata, sort_keys=False),

@@ -1,6 +1,7 @@
 """Checks of a pretrained model: possible sizes, files that fit the configuration, finite weights, packed rows."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHT
 from transformers.utils.hub import get_checkpoint_shard_files
 
 from tailrl.kernels.packing import pack
-from tailrl.model.forward import PACKED_ATTENTION, head_weight, hidden_states
+from tailrl.model.files import MisfitError, file_of
+from tailrl.model.forward import PACKED_ATTENTION, head_weight, hidden_states, trained_length
 from tailrl.runtime.errors import StudyError, one_line, reason
 
 LENGTHS = (3, 5)
@@ -34,12 +36,15 @@ MOST_PARTS = 2048
 PACKED_IN_BYTE = 8
 """Most weights that a byte of a quantized file can hold: bits. Elsewhere a byte holds one weight at most (float8)."""
 
+SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
+"""What every policy's configuration must say."""
+
 SPARE = 2**26
 """Numbers of a model that need not come from its files, such as a mask in its buffers: 256 MiB."""
 
 
 def refuse_endless(path: str | Path) -> None:
-    """Raises ValueError where the configuration counts more layers, heads or experts than any model has."""
+    """Raises MisfitError where the configuration counts more layers, heads or experts than any model has."""
     file = cached_file(path, CONFIG_NAME, _raise_exceptions_for_missing_entries=False)
     blocks = [json.loads(Path(file).read_text(encoding="utf-8"))] if file else []
     for block in blocks:
@@ -47,20 +52,35 @@ def refuse_endless(path: str | Path) -> None:
             if isinstance(value, dict):
                 blocks.append(value)
             elif isinstance(value, int) and value > MOST_PARTS and any(w in key for w in ("layer", "head", "expert")):
-                raise ValueError(f"{key} is {one_line(value)}, more than {MOST_PARTS}")
+                raise MisfitError(f"{CONFIG_NAME}: {key} is {one_line(value)}, more than {MOST_PARTS}")
+
+
+def refuse_composite(path: str | Path) -> None:
+    """Raises MisfitError for the configuration of several models, such as of text and of images.
+
+    It has none of the sizes of a text model at its top, and each code that needs one would fail in its own place.
+    """
+    config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    if config.get_text_config() is not config:
+        parts = ", ".join(sorted(name for name in config.sub_configs if hasattr(config, name)))
+        lacking = ", ".join(name for name in SIZES if not hasattr(config, name)) or "the sizes of a text model"
+        raise MisfitError(
+            f"{CONFIG_NAME} is that of several models ({config.model_type}: {parts}) and has no {lacking} at its top; "
+            "only models of text alone are trained"
+        )
 
 
 def refuse_pickle(path: str | Path) -> None:
-    """Raises ValueError where an index of safetensors names a file of another kind, loaded as a pickle otherwise."""
+    """Raises MisfitError where an index of safetensors names a file of another kind, loaded as a pickle otherwise."""
     index = cached_file(path, SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False)
     parts = json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"].values() if index else ()
     for part in parts:
         if not str(part).endswith(".safetensors"):
-            raise ValueError(f"{SAFE_WEIGHTS_INDEX_NAME} names {part}, which is not a safetensors file")
+            raise MisfitError(f"{SAFE_WEIGHTS_INDEX_NAME} names {part}, which is not a safetensors file")
 
 
 def refuse_oversized(path: str | Path) -> None:
-    """Raises ValueError where the configuration asks for more numbers than the safetensors files can hold.
+    """Raises MisfitError where the configuration asks for more numbers than the safetensors files can hold.
 
     A configuration without sizes gets transformers' defaults, those of a large model. Memory for all of them would be
     taken before the files are seen to lack them. The numbers are counted on torch's meta device, which takes none.
@@ -77,7 +97,7 @@ def refuse_oversized(path: str | Path) -> None:
     asked = sum(part.numel() for part in (*model.parameters(), *model.buffers()))
     held = size * (PACKED_IN_BYTE if getattr(config, "quantization_config", None) else 1)
     if asked > held + SPARE:
-        raise ValueError(f"its configuration asks for {asked:,} weights, too many for its files of {size:,} bytes")
+        raise MisfitError(f"{CONFIG_NAME} asks for {asked:,} weights, too many for its files of {size:,} bytes")
 
 
 def check_loaded(model: PreTrainedModel, report: dict[str, Any], path: str | Path) -> None:
@@ -85,18 +105,25 @@ def check_loaded(model: PreTrainedModel, report: dict[str, Any], path: str | Pat
 
     `report` is transformers' own on the loading, which goes on with random values or without what it does not know.
     """
+    folder = Path(cached_file(path, CONFIG_NAME)).parent
     unknown = [name for name in report["unexpected_keys"] if not name.endswith(BUFFERS)]
-    for names, fault in ((report["missing_keys"], "lack"), (unknown, "hold weights without a place in the model:")):
+    for names, fault in ((report["missing_keys"], "lacks"), (unknown, "has weights without a place in the model:")):
         if names:
-            raise StudyError(f"{path}: the model's files {fault} {one_line(', '.join(sorted(names)))}")
+            listed = one_line(", ".join(sorted(names)))
+            raise StudyError(f"{path}: by {CONFIG_NAME}, {file_of(folder, min(names))} {fault} {listed}")
     if report["mismatched_keys"]:
         name, given, expected = min(report["mismatched_keys"])
-        raise StudyError(f"{path}: {name} has the shape {list(given)}, not the configuration's {list(expected)}")
+        raise StudyError(
+            f"{path}: {file_of(folder, name)}: {name} has the shape {list(given)}, {CONFIG_NAME} says {list(expected)}"
+        )
     for name, weight in model.named_parameters():
         # A sum is not finite where a term is not.
         if not weight.sum(dtype=torch.float64).isfinite():
-            raise StudyError(f"{path}: {name} holds NaN or Inf")
+            raise StudyError(f"{path}: {file_of(folder, name)}: {name} holds NaN or Inf")
     _check_forward(model, path)
+    if missing := [name for name in SIZES if not hasattr(model.config, name)]:
+        raise StudyError(f"{path}: {CONFIG_NAME} has no {', '.join(missing)}")
+    _check_far(model, path)
 
 
 @torch.no_grad()
@@ -129,6 +156,24 @@ def _check_forward(model: PreTrainedModel, path: str | Path) -> None:
         )
     if not torch.allclose(own_PV, ours_PV, rtol=1e-4, atol=1e-4, equal_nan=True):
         raise StudyError(f"{path}: its logits are scaled or capped after the head, which is not supported")
+
+
+@torch.no_grad()
+def _check_far(model: PreTrainedModel, path: str | Path) -> None:
+    """Raises StudyError where a sequence at the model's last positions changes a short one in its row.
+
+    Only what depends on positions, as a rope, can do so, for both have the lengths that `_check_forward` tried.
+    """
+    tokens_P = torch.arange(sum(LENGTHS)) % model.config.vocab_size
+    near, shift = pack(LENGTHS), max(0, trained_length(model.config) - LENGTHS[1])
+    second_P = torch.arange(sum(LENGTHS)) >= LENGTHS[0]
+    far = replace(near, positions_P=near.positions_P + shift * second_P)
+    near_LH, far_LH = (hidden_states(model, tokens_P, packing)[: LENGTHS[0]] for packing in (near, far))
+    if not torch.allclose(near_LH, far_LH, rtol=0, atol=ROUNDING_SHARE * near_LH.abs().max().item()):
+        raise StudyError(
+            f"{path}: {type(model).__name__} gives a response other numbers beside one of "
+            f"{trained_length(model.config)} tokens: packed responses would see one another's length"
+        )
 
 
 def _alone(model: PreTrainedModel, tokens_P: Tensor, attention: str) -> Tensor:

@@ -127,11 +127,36 @@ AttentionInterface.register(PACKED_ATTENTION, _packed_attention)
 AttentionInterface.register(EXACT_ATTENTION, _exact_attention)
 
 
+def changing_ropes(config: PreTrainedConfig) -> dict[str, int]:
+    """Types of rope whose frequencies depend on a sequence's length, with the tokens up to which they do not.
+
+    Such ropes take their frequencies from the longest sequence of a forward. One that is longer than this limit would
+    change all others in its row. vLLM decides once for all, by its own `max_model_len`.
+    """
+    parameters = getattr(config, "rope_parameters", None) or {}
+    ropes = [rope for rope in parameters.values() if isinstance(rope, dict)] or [parameters]  # one a type of layer
+    limits = {"longrope": "original_max_position_embeddings", "dynamic": "max_position_embeddings"}
+    types = {str(rope.get("rope_type")): rope for rope in ropes if rope.get("rope_type") in limits}
+    return {name: rope.get(limits[name], config.max_position_embeddings) for name, rope in types.items()}
+
+
+def check_rope(config: PreTrainedConfig, tokens: int) -> None:
+    """Raises StudyError for a sequence of so many tokens that its rope would change others: see `changing_ropes`."""
+    for rope, limit in changing_ropes(config).items():
+        if tokens > limit:
+            raise StudyError(
+                f"the policy's rope of type {rope} changes at {limit} tokens, and a sequence of {tokens} would change "
+                f"all others in its row: prompt and response may have {limit} tokens"
+            )
+
+
 def hidden_states(model: PreTrainedModel, tokens_P: Tensor, packing: Packing, routing: Routing | None = None) -> Tensor:
     """Last hidden states [P, H] of a packed row of token ids [P]; the caller applies the head.
 
-    `routing` prescribes and records the experts of a mixture.
+    `routing` prescribes and records the experts of a mixture. Raises StudyError for a sequence so long that its rope
+    would change the others in the row.
     """
+    check_rope(model.config, packing.index_NL.shape[1])
     routes: dict[str, Any] = {} if routing is None else {"routing": routing}
     if model.config._attn_implementation == EXACT_ATTENTION:
         _refuse_beyond(sliding_window(model.config), packing)
@@ -195,9 +220,9 @@ def sliding_window(config: PreTrainedConfig) -> int | None:
 
 
 def trained_length(config: PreTrainedConfig) -> int:
-    """Most tokens of a sequence in packed rows: the policy's positions, or the window of its attention."""
+    """Most tokens of a sequence in packed rows: the policy's positions, its attention's window, its rope's limit."""
     positions = cast(int, config.max_position_embeddings)
-    return min(positions, sliding_window(config) or positions)
+    return min([positions, sliding_window(config) or positions, *changing_ropes(config).values()])
 
 
 def key_heads(config: PreTrainedConfig) -> int:

@@ -3,7 +3,8 @@
 import copy
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import cast
 
@@ -22,10 +23,12 @@ from transformers import (
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
+from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME, cached_file
 
 from tailrl.config.policy import ScratchPolicy, lacking, lies
-from tailrl.model.checks import check_loaded, refuse_endless, refuse_oversized, refuse_pickle
+from tailrl.model.checks import check_loaded, refuse_composite, refuse_endless, refuse_oversized, refuse_pickle
+from tailrl.model.files import TOKENIZER_FILES, MisfitError, add_older_keys, broken_file
 from tailrl.model.forward import PACKED_ATTENTION
 from tailrl.model.routing import open_routers
 from tailrl.runtime import distributed
@@ -33,11 +36,7 @@ from tailrl.runtime.errors import StudyError, few, one_line, reason, say
 from tailrl.runtime.hub import use_cache_without_hub
 from tailrl.tasks.problem import Problem
 
-JSON_FILES = (
-    *("config.json", "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json"),
-    *("special_tokens_map.json", "added_tokens.json", "vocab.json"),
-)
-"""Files of a Hugging Face folder that are JSON objects."""
+WITHIN_LAYER = re.compile(r"(\.\d+)\..*")  # a weight's name, from the number of its layer on
 
 
 def create_policy(settings: ScratchPolicy, tokenizer: PreTrainedTokenizerBase, seed: int) -> PreTrainedModel:
@@ -84,6 +83,7 @@ def load_policy(path: str | Path) -> PreTrainedModel:
     try:
         refuse_pickle(path)
         refuse_endless(path)
+        refuse_composite(path)
         refuse_oversized(path)
         model, report = AutoModelForCausalLM.from_pretrained(
             path,
@@ -170,20 +170,9 @@ def _why(path: str | Path, error: Exception) -> str:
         return "its class has no attention that packed rows could use"
     if not lies(Path.is_dir, path):
         return f"it is no folder here, and the Hugging Face hub and its cache do not give it: {reason(error)}"
-    return lacking(Path(path)) or _broken(Path(path)) or reason(error)
-
-
-def _broken(folder: Path) -> str | None:
-    """The first file of a folder that should be a JSON object and is not, in words."""
-    for name in JSON_FILES:
-        file = folder / name
-        try:
-            whole = not file.is_file() or isinstance(json.loads(file.read_bytes()), dict)
-        except (ValueError, RecursionError, OSError) as error:
-            return f"{name} is not valid JSON: {reason(error)}"
-        if not whole:
-            return f"{name} is not a JSON object"
-    return None
+    if isinstance(error, MisfitError):
+        return str(error)
+    return lacking(Path(path)) or broken_file(Path(path)) or reason(error)
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
@@ -193,7 +182,10 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     # Its files are JSON of many kinds, read without a schema.
     except Exception as error:
-        raise StudyError(f"{path}: no tokenizer could be read from it: {_why(path, error)}") from None
+        why = _why(path, error)
+        if why == reason(error) and (files := [name for name in TOKENIZER_FILES if (Path(path) / name).is_file()]):
+            why = f"{' or '.join(files)}: {why}"
+        raise StudyError(f"{path}: no tokenizer could be read from it: {why}") from None
     if tokenizer.eos_token_id is None:
         raise StudyError(f"{path}: its tokenizer has no end token, so no response could ever end")
     return cast(PreTrainedTokenizerBase, tokenizer)
@@ -219,7 +211,8 @@ def check_vocabulary(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBas
     """Raises StudyError where the tokenizer has tokens that the model lacks."""
     if len(tokenizer) > config.vocab_size:
         raise StudyError(
-            f"{path}: its tokenizer has {len(tokenizer)} tokens, more than the model's vocab_size, {config.vocab_size}"
+            f"{path}: its tokenizer has {len(tokenizer)} tokens, more than the vocab_size of config.json, "
+            f"{config.vocab_size}"
         )
 
 
@@ -239,6 +232,7 @@ def save_policy(
             config.dtype = str(dtypes.pop()).removeprefix("torch.")  # transformers writes the model's own
             config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+        add_older_keys(folder)
     except Exception as error:  # each writing library raises its own kind: OSError, SafetensorError, Exception
         raise StudyError(f"{folder}: the policy could not be written: {reason(error)}") from None
 
@@ -254,12 +248,30 @@ def whole_weights(model: PreTrainedModel, dtype: torch.dtype = torch.float32) ->
 
 
 def named_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """Every weight by its name in a checkpoint, whole and detached, tied heads included: what an engine loads.
+    """Every weight by its name in the model, whole and detached, tied heads included: what an engine loads.
 
     A sharded model is gathered one weight at a time, and every rank must take all of them.
     """
     for name, weight in model.state_dict().items():
         yield name, distributed.whole(weight)
+
+
+def checkpoint_weights(model: PreTrainedModel, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Weights by their names in the model, as the family's checkpoints have them: other names, an expert each.
+
+    transformers knows how, and saves policies in this form. Families whose checkpoints are like the model pass through
+    one weight at a time, the others one layer at a time.
+
+    Args:
+        model: of the family; its own weights are not read, and may be on the meta device.
+        weights: in the model's order, so that those of a layer stand together.
+    """
+    names = {name: torch.empty_like(weight, device="meta") for name, weight in model.state_dict().items()}
+    if revert_weight_conversion(model, names).keys() == names.keys():
+        yield from weights
+        return
+    for _, layer in groupby(weights, lambda named: WITHIN_LAYER.sub(r"\1", named[0])):
+        yield from revert_weight_conversion(model, dict(layer)).items()
 
 
 def required_length(

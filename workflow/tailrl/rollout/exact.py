@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tailrl.config.sampler import SamplerSettings
 from tailrl.kernels.exact_logprobs import Scoring, head_logits
-from tailrl.model.forward import head_weight, sliding_window
+from tailrl.model.forward import check_rope, head_weight, sliding_window
 from tailrl.model.quantized import check_sizes, match_engine, projections, rounded_weights
 from tailrl.rollout import Decoding, self_test
 from tailrl.rollout.kv_cache import Flight
@@ -35,12 +35,7 @@ class ExactSampler(LocalSampler):
 
     def __init__(self, policy_folder: Path, settings: SamplerSettings, max_length: int) -> None:
         config = AutoConfig.from_pretrained(policy_folder, trust_remote_code=False)
-        rotary = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-        if rotary in ("dynamic", "longrope"):
-            raise StudyError(
-                f"{policy_folder}: rotary embeddings of type {rotary} depend on the longest sequence of a batch, "
-                "which the exact engine does not support"
-            )
+        check_rope(config, max_length)
         window = sliding_window(config)
         if window is not None and max_length > window:
             raise StudyError(

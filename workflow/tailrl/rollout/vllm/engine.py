@@ -22,6 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from vllm import LLM, SamplingParams, TokensPrompt
 
 from tailrl.config.sampler import SamplerSettings
+from tailrl.model.policy import checkpoint_weights
 from tailrl.model.quantize import packed
 from tailrl.model.quantized import check_sizes, control_rounds_queries, projections
 from tailrl.objective.disturbance import UNDISTURBED, disturb
@@ -29,6 +30,7 @@ from tailrl.rollout import Decoding
 from tailrl.rollout.sampling import LocalSampler, response_limits, stop_tokens
 from tailrl.rollout.self_test import record_error, shortened, tolerance
 from tailrl.rollout.types import Request, Rollout, Routes
+from tailrl.rollout.vllm.classes import classes_put_back
 from tailrl.rollout.vllm.experts import ExpectedExperts, check_routes_here, check_shared, record_routes, routes_of
 from tailrl.rollout.vllm.processor import SafeSetProcessor
 from tailrl.rollout.vllm.processor_v2 import SafeSetProcessorV2
@@ -71,43 +73,47 @@ class VllmSampler(LocalSampler):
             check_routes_here(self.runner_v2)
         check_sizes(model, settings)
         check_shared(model, sharing)
-        self.names, self.projections = model.state_dict().keys(), projections(model)
+        # Its modules on the meta device say how the family's weights are named and laid out.
+        self.skeleton, self.names, self.projections = model, model.state_dict().keys(), projections(model)
         self.folder, self.settings, self.untested = policy_folder, settings, settings.quantized
         # Its first weights as they came, on the first rank: a whole policy each would not fit beside eight engines.
         self.handed: dict[str, Tensor] = {}
         distributed.stay_on_loopback()  # vLLM has a process group for one process too
         try:
-            self.llm = LLM(
-                model=str(policy_folder),
-                trust_remote_code=False,
-                dtype=settings.dtype,
-                kv_cache_dtype=settings.kv_cache_dtype,
-                gpu_memory_utilization=settings.gpu_memory_utilization,
-                # With several ranks each is a worker on its own GPU, and vLLM uses their process group
-                # ("external_launcher"). Each has a scheduler; those that share an engine get the same requests and
-                # so decide the same.
-                distributed_executor_backend="external_launcher" if distributed.count() > 1 else None,
-                tensor_parallel_size=sharing,
-                # The engine starts empty and gets every weight, head included: vLLM would keep its packed copy of the
-                # old head where a reload leaves out a tied one.
-                load_format="dummy",
-                hf_overrides={"tie_word_embeddings": False} | overrides(settings),
-                max_model_len=max_length,
-                seed=seed,
-                skip_tokenizer_init=True,
-                generation_config="vllm",  # only the study decides how responses are drawn
-                logprobs_mode="processed_logprobs",
-                logits_processors=[SafeSetProcessorV2 if self.runner_v2 else SafeSetProcessor],
-                worker_extension_cls=f"{WorkerExtension.__module__}.{WorkerExtension.__name__}",
-                enable_sleep_mode=self.sleeps,
-                # A token whose keys are cached is not run, and so has no experts.
-                enable_prefix_caching=False if settings.routes else None,
-                enforce_eager=not gpu if eager is None else eager,
-                **scheduling(gpu, self.runner_v2, max_length),
-                disable_log_stats=True,
-            )
+            with classes_put_back(model) as changed:
+                self.llm = LLM(
+                    model=str(policy_folder),
+                    trust_remote_code=False,
+                    dtype=settings.dtype,
+                    kv_cache_dtype=settings.kv_cache_dtype,
+                    gpu_memory_utilization=settings.gpu_memory_utilization,
+                    # With several ranks each is a worker on its own GPU, and vLLM uses their process group
+                    # ("external_launcher"). Each has a scheduler; those that share an engine get the same requests
+                    # and so decide the same.
+                    distributed_executor_backend="external_launcher" if distributed.count() > 1 else None,
+                    tensor_parallel_size=sharing,
+                    # The engine starts empty and gets every weight, head included: vLLM would keep its packed copy of
+                    # the old head where a reload leaves out a tied one.
+                    load_format="dummy",
+                    hf_overrides={"tie_word_embeddings": False} | overrides(settings),
+                    max_model_len=max_length,
+                    seed=seed,
+                    skip_tokenizer_init=True,
+                    generation_config="vllm",  # only the study decides how responses are drawn
+                    logprobs_mode="processed_logprobs",
+                    logits_processors=[SafeSetProcessorV2 if self.runner_v2 else SafeSetProcessor],
+                    worker_extension_cls=f"{WorkerExtension.__module__}.{WorkerExtension.__name__}",
+                    enable_sleep_mode=self.sleeps,
+                    # A token whose keys are cached is not run, and so has no experts.
+                    enable_prefix_caching=False if settings.routes else None,
+                    enforce_eager=not gpu if eager is None else eager,
+                    **scheduling(gpu, self.runner_v2, max_length),
+                    disable_log_stats=True,
+                )
         except (OSError, ValueError, RuntimeError, AssertionError) as error:
             raise StudyError(f"{policy_folder}: vLLM could not start with this policy: {reason(error)}") from error
+        if changed:
+            self.llm.collective_rpc("give_classes", args=(changed,))
         self._check_start(gpu)
         self.dtype = getattr(torch, settings.dtype)
         self.max_length = max_length
@@ -228,7 +234,7 @@ class VllmSampler(LocalSampler):
         if self.asleep:
             # The cache wakes after the hand-over, which may gather a whole policy.
             self.llm.wake_up(tags=["weights"])
-        missing, experts = set(self.names), ExpectedExperts()
+        missing, experts = set(self.names), ExpectedExperts(self.skeleton)
 
         def cast() -> Iterator[tuple[str, Tensor]]:
             # One at a time, since a second copy of the policy may not fit into this process beside the engine.
@@ -241,7 +247,10 @@ class VllmSampler(LocalSampler):
                 else:
                     yield name, experts.seen(name, weight.to(self.dtype))
 
-        self.llm.collective_rpc("set_weights", args=(cast(),))
+        try:
+            self.llm.collective_rpc("set_weights", args=(checkpoint_weights(self.skeleton, cast()),))
+        except (ValueError, AssertionError, KeyError, AttributeError) as error:  # as its loaders of families end
+            raise StudyError(f"{self.folder}: vLLM could not take the policy's weights: {reason(error)}") from error
         if missing:
             raise StudyError(f"vLLM was handed a policy that lacks {one_line(', '.join(sorted(missing)))}")
         experts.check(self.llm, self.dtype)

@@ -18,7 +18,6 @@ from tailrl.rollout.types import Request, Routes
 from tailrl.rollout.vllm.processor import SafeSetProcessor
 from tailrl.runtime.errors import StudyError
 
-GATE_UP, DOWN = ".mlp.experts.gate_up_proj", ".mlp.experts.down_proj"
 ROUNDINGS = 16
 """Accepted error of an expert's output, in roundings of the engine's dtype."""
 
@@ -44,24 +43,38 @@ def probe_rows(experts: int, hidden: int) -> Tensor:
     return torch.randn(experts, hidden, generator=torch.Generator().manual_seed(0))
 
 
+def plain_experts(model: nn.Module) -> dict[str, Any]:
+    """Modules of a transformers model that hold a layer's experts as two stacks of matrices [out, in], by name.
+
+    Those with biases, and those that lay gate and up out in another way, are left out: they are not tried.
+    """
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if all(getattr(getattr(module, part, None), "ndim", 0) == 3 for part in ("gate_up_proj", "down_proj"))
+        and getattr(module, "is_concatenated", False)  # these three are how transformers says the layout
+        and not (module.is_transposed or module.has_bias)
+    }
+
+
 class ExpectedExperts:
     """What each expert must give for its row of `probe_rows`, computed from the weights as they pass."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: nn.Module) -> None:
+        """`model`: of the family, which says which of its modules are experts and how they gate."""
+        self.layers = plain_experts(model)
         self.inner: dict[str, Tensor] = {}
         self.outputs: dict[str, Tensor] = {}  # float32 [E, H], by layer
 
     def seen(self, name: str, weight: Tensor) -> Tensor:
-        """The weight, in the engine's dtype and in checkpoint format, once it is taken in."""
-        if name.endswith(GATE_UP):
+        """The weight, in the engine's dtype and named as in the model, once it is taken in."""
+        layer, _, part = name.rpartition(".")
+        if layer in self.layers and part == "gate_up_proj":
             rows_EH1 = probe_rows(weight.shape[0], weight.shape[2]).to(weight)[..., None].float()
-            gate_E1I, up_E1I = torch.bmm(weight.float(), rows_EH1).chunk(2, 1)
-            self.inner[name.removesuffix(GATE_UP)] = nn.functional.silu(gate_E1I) * up_E1I
-        elif name.endswith(DOWN):
-            inner_EI1 = self.inner.pop(layer := name.removesuffix(DOWN), None)
-            # Weights that are missing are named elsewhere; other families lay theirs out in other ways.
-            if inner_EI1 is not None and inner_EI1.shape[1] == weight.shape[2]:
-                self.outputs[layer] = torch.bmm(weight.float(), inner_EI1).squeeze(-1)
+            gate_up_EI = torch.bmm(weight.float(), rows_EH1).squeeze(-1)
+            self.inner[layer] = self.layers[layer]._apply_gate(gate_up_EI)
+        elif layer in self.inner and part == "down_proj":  # weights that are missing are named elsewhere
+            self.outputs[layer] = torch.bmm(weight.float(), self.inner.pop(layer)[..., None]).squeeze(-1)
         return weight
 
     def check(self, llm: Any, dtype: torch.dtype) -> None:
@@ -204,7 +217,7 @@ def check_routes_here(runner_v2: bool) -> None:
 
 def check_shared(model: nn.Module, ranks: int) -> None:
     """Raises StudyError where ranks would share a mixture whose slices cannot be tried after a reload, as on CPUs."""
-    if ranks > 1 and not torch.cuda.is_available() and any(name.endswith(GATE_UP) for name in model.state_dict()):
+    if ranks > 1 and not torch.cuda.is_available() and any(weight.ndim == 3 for weight in model.parameters()):
         raise StudyError(
             "sampler.tensor_parallel: ranks on CPUs do not share a mixture of experts, since a slice of an expert "
             "cannot be checked after a hand-over: leave it out"

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from tailrl.rollout.vllm.classes import give_classes
 from tailrl.rollout.vllm.experts import ExpertsExtension, renew_kernels
 from tailrl.rollout.vllm.quantization import finish_reload, formats, rounds_queries
 from tailrl.rollout.vllm.recorder import SafeSetRecord, SafeSetRecorder
@@ -35,6 +36,10 @@ class WorkerExtension(ExpertsExtension):
     def rounds_queries(self) -> bool:
         """Whether attention rounds queries to the format of the cache, as FlashAttention 3 does."""
         return rounds_queries(self.model_runner.get_model())
+
+    def give_classes(self, changed: dict[type[nn.Module], type[nn.Module]]) -> None:
+        """See the function."""
+        give_classes(self.model_runner.get_model(), changed)
 
     def take_safe_set_record(self) -> SafeSetRecord:
         """The record of this worker's logits processor."""
