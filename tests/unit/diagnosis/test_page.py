@@ -102,7 +102,7 @@ def test_the_verdict_without_a_cause() -> None:
 
 
 @pytest.mark.parametrize(
-    ("floor", "size", "says"), [(2.0, 0.3, True), (0.3, 0.3, True), (0.3, 0.0, True), (0.02, 0.3, False)]
+    ("floor", "size", "says"), [(2.0, 0.3, True), (0.3, 0.3, True), (0.3, 1e-5, True), (0.02, 0.3, False)]
 )
 def test_a_trainer_that_disagrees_with_itself_is_said_first(floor: float, size: float, says: bool) -> None:
     """Whatever else there may be: equal columns of an engine mean nothing where the trainer's own differ."""
@@ -116,7 +116,7 @@ def test_a_trainer_that_disagrees_with_itself_is_said_first(floor: float, size: 
     assert sentence.startswith("The trainer disagrees with itself: its log-probs of the same tokens, ") is says
     assert ("nothing can be said of the sampler" in sentence) is says
     assert page.terminal_page(diagnosis).splitlines()[2] == f"**{sentence}**"
-    if says and size:
+    if says and size > 0.1:
         assert diagnosis.advice.kind == "fix" and "changes the trainer's numbers" in sentence
 
 
