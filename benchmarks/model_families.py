@@ -76,8 +76,11 @@ def write_policy(name: str, folder: Path) -> Path:
     """A tiny model whose distribution has peaks, as a study writes its policies."""
     torch.manual_seed(0)
     config = tiny_config(name)
-    if getattr(config, "rope_parameters", None):
-        config.rope_parameters["rope_theta"] = ROPE_THETA
+    rope = getattr(config, "rope_parameters", None) or {}
+    for one in [part for part in rope.values() if isinstance(part, dict)] or [rope] * bool(rope):
+        one["rope_theta"] = ROPE_THETA
+    if getattr(config, "sliding_window", None):
+        config.sliding_window = LENGTH  # the most that packed rows take
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for weight in model.parameters():

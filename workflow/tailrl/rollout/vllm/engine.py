@@ -207,7 +207,10 @@ class VllmSampler(LocalSampler):
             StudyError: it exceeds `self_test.tolerance` or is nan, |V'_S| differs, or a token was not recorded: every
                 ratio would be silently wrong. Or a quantised engine is not its twin: see `twin.check_twin`.
         """
-        rollouts = self._generate(requests, replace(shortened(decoding), keep_every=1))
+        try:
+            rollouts = self._generate(requests, replace(shortened(decoding), keep_every=1))
+        except (ValueError, TypeError, AssertionError, AttributeError) as error:  # as families end in its backends
+            raise StudyError(f"{self.folder}: vLLM cannot compute with this policy: {reason(error)}") from error
         worst = max(
             record_error(request, rollout, torch.from_numpy(np.array(rollout.logits_infer_KV)), decoding.rule)
             for request, rollout in zip(requests, rollouts, strict=True)
