@@ -83,7 +83,7 @@ def test_the_study_page_has_every_key_with_unit_default_and_meaning(pages: dict[
     for name, block in {"Study": schema, **schema["$defs"]}.items():
         assert [row[0].strip("`") for row in rows(sections[name])[1:]] == list(block["properties"]), name
     steps = next(row for row in rows(sections["Training"]) if row[0] == "`max_new_tokens`")
-    assert steps == ["`max_new_tokens`", "integer ≥ 1", "`64`", "tokens", "longest response, tokens"]
+    assert steps == ["`max_new_tokens`", "integer ≥ 1 ≤ 1e+08", "`64`", "tokens", "longest response, tokens"]
     assert "needed, unless it extends a file" in rows(sections["Study"])[1]
 
 

@@ -194,7 +194,7 @@ BAD: dict[str, tuple[str, str | bytes | None, str]] = {
     ),
     "a mask of another length": ("log.jsonl", json.dumps(PAIR | {"mask": [1]}), "mask has 1 numbers"),
     "text for numbers": ("log.jsonl", json.dumps(PAIR | {"trainer_logprobs": "none"}), "trainer_logprobs is no list"),
-    "lists for numbers": ("log.jsonl", json.dumps(PAIR | {"trainer_logprobs": [[1], [2]]}), "is no list of numbers"),
+    "lists for numbers": ("log.jsonl", json.dumps(PAIR | {"trainer_logprobs": [[1], [2]]}), "must have one shape"),
     "400 digits": ("log.jsonl", json.dumps(PAIR | {"step": 10**400}), "step is no number: 1000"),
     "a step of text": ("log.jsonl", json.dumps(PAIR | {"step": "three"}), "step is no number: three"),
     "a later row without a side": (

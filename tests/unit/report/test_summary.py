@@ -159,6 +159,7 @@ VARIED: list[tuple[dict[str, Any], dict[str, tuple[Any, ...]]]] = [
             "clip.low": (0.1,),
             "clip.high": (0.3,),
             "clip.log_ratio_limit": (20.0, 20.5),
+            "clip.dual": (3.0, 3.5),
         },
     ),
     (

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from tailrl.artifacts.metrics import FloatArray
+from tailrl.runtime.limits import out_of_memory
 
 LARGEST = float(np.finfo(np.float32).max)
 """In float32 every framework computes. The square of a larger number may be beyond float64 too."""
@@ -38,6 +39,8 @@ def numbers(value: Any) -> FloatArray:
             return np.where(np.isfinite(found), np.clip(found, -LARGEST, LARGEST), found)
     # Whatever a tensor of another library, or an object with __array__ or __float__, raises.
     except Exception as error:
+        if out_of_memory(error):
+            raise
         raise ValueError(str(error)) from None
 
 

@@ -61,16 +61,23 @@ def recognise(names: Iterable[str], where: str) -> Format:
     raise StudyError(f"{where}: no known log: it has {names}, and not {plain}, nor the columns of {titles}")
 
 
-def rows_of(given: Mapping[str, Any], known: Format) -> Iterator[Mapping[str, Any]]:
+def rows_of(given: Mapping[str, Any], known: Format, where: str) -> Iterator[Mapping[str, Any]]:
     """The sequences of a row: the row itself, or one for each line of a rectangle [B, T], B > 1.
 
     A column with B entries is one entry a sequence; any other is shared by all, such as the step.
+
+    Raises:
+        StudyError: one side is a rectangle, and the other is none of as many lines.
     """
-    sampler = given.get(known.columns["sampler"])
-    count = _lines(sampler)
+    sides = [known.columns[side] for side in SIDES]
+    lines = {name: _lines(given.get(name)) for name in sides}
+    count = max(lines.values())
     if count < 2:
         yield given
         return
+    if min(lines.values()) < count:
+        shapes = " and ".join(f"{name} {'a list' if n == 1 else f'a table of {n} rows'}" for name, n in lines.items())
+        raise StudyError(f"{where}: both sides' log-probs must have one shape, but here are {shapes}")
     of_each = {name for name in known.columns.values() if name in given and _length(given[name]) == count}
     for line in range(count):
         yield {name: value[line] if name in of_each else value for name, value in given.items()}

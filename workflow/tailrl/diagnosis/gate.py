@@ -29,7 +29,7 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Judgement:
     """Whether a number is within its limit: WITHIN, BEYOND or CANNOT_TELL, and why in one sentence."""
 
     limit: Limit
@@ -76,8 +76,8 @@ def _quantity_of(name: str) -> str | None:
     return next((metrics[name].of for metrics in frameworks().values() if name in metrics), None)
 
 
-def judge(measured: Measured, limits: Iterable[Limit]) -> list[Verdict]:
-    """A verdict on each limit.
+def judge(measured: Measured, limits: Iterable[Limit]) -> list[Judgement]:
+    """A judgement on each limit.
 
     A number with an interval is within its limit where the whole interval is, beyond where the whole interval is, and
     otherwise it cannot be told: more responses would say. An extreme has no interval; the number itself decides.
@@ -85,11 +85,11 @@ def judge(measured: Measured, limits: Iterable[Limit]) -> list[Verdict]:
     return [_judge(limit, quantity(measured, limit.of)) for limit in limits]
 
 
-def _judge(limit: Limit, value: Interval) -> Verdict:
+def _judge(limit: Limit, value: Interval) -> Judgement:
     number = short(value.mean)
     of = f"{limit.name} is {number}"
     if math.isnan(value.mean):
-        return Verdict(limit, value, CANNOT_TELL, f"{limit.name} cannot be told from this log.")
+        return Judgement(limit, value, CANNOT_TELL, f"{limit.name} cannot be told from this log.")
     low, high = (value.mean, value.mean) if math.isnan(value.low) else (value.low, value.high)
     if not math.isnan(value.low):
         of = f"{of} [{short(low)}, {short(high)}]"
@@ -101,13 +101,13 @@ def _judge(limit: Limit, value: Interval) -> Verdict:
         is_within = low >= limit.value
         is_beyond = high < limit.value
     if is_within:
-        return Verdict(limit, value, WITHIN, f"{of}: within {words}.")
+        return Judgement(limit, value, WITHIN, f"{of}: within {words}.")
     if is_beyond:
-        return Verdict(limit, value, BEYOND, f"{of}: beyond {words}.")
-    return Verdict(limit, value, CANNOT_TELL, f"{of}: {words} lies in the interval; log more responses.")
+        return Judgement(limit, value, BEYOND, f"{of}: beyond {words}.")
+    return Judgement(limit, value, CANNOT_TELL, f"{of}: {words} lies in the interval; log more responses.")
 
 
-def exit_code(verdicts: Iterable[Verdict]) -> int:
+def exit_code(judgements: Iterable[Judgement]) -> int:
     """1 if any number is beyond its limit, else 2 if any cannot be told, else 0."""
-    codes = {verdict.code for verdict in verdicts}
+    codes = {judgement.code for judgement in judgements}
     return BEYOND if BEYOND in codes else CANNOT_TELL if CANNOT_TELL in codes else WITHIN

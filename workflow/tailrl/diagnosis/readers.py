@@ -113,7 +113,7 @@ def sequences(rows: Iterable[GivenRow], file_name: str = "") -> Iterator[tuple[s
         if known is None:
             known = recognise(given, where)
             step = _step_of(file_name, known)
-        for line, one in enumerate(rows_of(given, known)):
+        for line, one in enumerate(rows_of(given, known, where)):
             place = f"{where}, sequence {line}" if line else where
             row = row_of(one, known, place, step)
             if row is None:

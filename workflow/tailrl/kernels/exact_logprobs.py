@@ -26,6 +26,8 @@ def head_logits(
 ) -> Tensor:
     """Logits [R, V] after temperature and disturbance: float32, or float64 where the inputs are.
 
+    The product has the inputs' format, in the engine and in the trainer alike; training hands over float32.
+
     Args:
         hidden_RH: floating [R, H], last hidden states, padded to a multiple of `row_multiple` rows.
         weight_VH: floating [V, H], the head's weight.
@@ -42,8 +44,6 @@ def chunked_logits(
     hidden_TH: Tensor, weight_VH: Tensor, scoring: Scoring, seeds: Sequence[int], positions: Sequence[int]
 ) -> Iterator[tuple[slice, Tensor]]:
     """`head_logits` of some rows at a time, each with its slice of the T rows; the logits of padding come last."""
-    # Products of 16 bits would round the logits; of float32 inputs no copy is made.
-    hidden_TH, weight_VH = at_least_float32(hidden_TH), at_least_float32(weight_VH)
     for rows in logit_chunks(len(hidden_TH), len(weight_VH), weight_VH.is_cuda):
         yield rows, head_logits(pad_rows(hidden_TH[rows]), weight_VH, scoring, seeds[rows], positions[rows])
 

@@ -63,9 +63,10 @@ def refuse_composite(path: str | Path) -> None:
     config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     if config.get_text_config() is not config:
         parts = ", ".join(sorted(name for name in config.sub_configs if hasattr(config, name)))
-        lacking = ", ".join(name for name in SIZES if not hasattr(config, name)) or "the sizes of a text model"
+        absent = ", ".join(name for name in SIZES if not hasattr(config, name))
+        lacking = f"no {absent}" if absent else "not the sizes of a text model"
         raise MisfitError(
-            f"{CONFIG_NAME} is that of several models ({config.model_type}: {parts}) and has no {lacking} at its top; "
+            f"{CONFIG_NAME} is that of several models ({config.model_type}: {parts}) and has {lacking} at its top; "
             "only models of text alone are trained"
         )
 
