@@ -69,6 +69,72 @@ SLIPS: dict[str, Slip] = {
         "other == answer",
         "tests/unit/tasks/test_dapo_math.py::test_two_spellings_of_an_answer_are_no_conflict",
     ),
+    "a zero times an infinity is no number": Slip(
+        "objective/sequences.py",
+        "return product.masked_fill(((left == 0) & right.isinf()) | ((right == 0) & left.isinf()), 0.0)",
+        "return product",
+        "tests/unit/objective/test_infinite_ratios.py::test_a_dropped_response_has_no_part_in_the_loss",
+    ),
+    "logits that are no numbers are accepted": Slip(
+        "objective/safe_set.py",
+        "if not (log_sum_T.isfinite() & log_sum_safe_T.isfinite()).all():",
+        "if False:",
+        "tests/unit/objective/test_logits.py::test_a_logit_that_is_no_number_is_refused",
+    ),
+    "log-probs have as few bits as their logits": Slip(
+        "objective/safe_set.py",
+        "torch.promote_types(logits.dtype, torch.float32)",
+        "logits.dtype",
+        "tests/unit/objective/test_logits.py::test_logits_of_16_bits_have_log_probs_of_32",
+    ),
+    "the report does not compare the runs' problems": Slip(
+        "artifacts/results.py",
+        "if run.record.fingerprint.get(PROBLEMS) != _digest(problems):",
+        "if False:",
+        "tests/unit/config/test_bad_inputs.py::test_a_bad_input_is_one_sentence[results: other problems of a run]",
+    ),
+    "the prompts' tokens are no part of what a run is known by": Slip(
+        "training/checkpoints.py",
+        "        PROMPTS: prompts_digest(prompts),\n",
+        "",
+        "tests/unit/training/test_resume.py::test_a_prompt_with_the_date_is_another_runs_on_the_next_day",
+    ),
+    "a file that extends another drops its arms": Slip(
+        "config/load.py",
+        "and not _other_kind(field, before, after):",
+        'and not _other_kind(field, before, after) and not {"name", "source"} & after.keys():',
+        "tests/unit/config/test_study_files.py::test_any_key_may_name_what_a_file_adds",
+    ),
+    "settings travel by the command line": Slip(
+        "../rules/common.smk",
+        "        return str(file)\n",
+        "        return data.decode()\n",
+        "tests/workflow/test_workflow.py::test_no_command_holds_settings",
+    ),
+    "a line of JSON ends at any separator of Unicode": Slip(
+        "runtime/jsonl.py",
+        "    while line := opened.readline(-1 if longest is None else longest):\n",
+        "    for line in (one.encode() for one in opened.read().decode().splitlines(keepends=True)):\n",
+        "tests/unit/runtime/test_jsonl.py::test_the_same_lines_for_every_reader",
+    ),
+    "a folder that everybody may enter is taken": Slip(
+        "runtime/private_folder.py",
+        "stat.S_IMODE(status.st_mode) & 0o077",
+        "False",
+        "tests/unit/runtime/test_private_folder.py::test_a_folder_of_somebody_else_is_refused",
+    ),
+    "everybody may write where ranks meet": Slip(
+        "runtime/launch.py",
+        "            folder = Path(name)\n",
+        "            folder = Path(name)\n            folder.chmod(0o777)\n",
+        "tests/unit/runtime/test_launch.py::test_ranks_meet_where_no_stranger_reaches",
+    ),
+    "a metric in TRL's log is from after the update": Slip(
+        "integrations/trl/trainer.py",
+        "            before_T, kept_T = inputs[OLD][mask_NC], inputs[OLD_KEPT][mask_NC]\n",
+        "            pass\n",
+        "tests/unit/integrations/trl/test_trainer.py::test_a_batchs_metrics_stay_as_the_policy_moves",
+    ),
 }  # fmt: skip
 
 
