@@ -29,7 +29,7 @@ from tailrl.config.study import Study
 
 VLLM = ("__init__", "engine", "experts", "processor", "processor_v2", "quantization", "recorder", "scheduling", "twin")
 OWN = {
-    "vllm": {f"rollout/vllm/{name}.py" for name in (*VLLM, "worker")},
+    "vllm": {f"rollout/vllm/{name}.py" for name in (*VLLM, "classes", "worker")},
     "exact": {"rollout/exact.py"},
     "transformers": {"rollout/transformers.py", "rollout/growing_cache.py"},
 }

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.vllm
 
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("family", PACKED)
+@pytest.mark.parametrize("family", ["olmo2", "mixtral"])  # a class that vLLM decorates; experts
 def test_a_family_is_handed_over_twice_and_scored(family: str, order: str, tmp_path: Path) -> None:
     """In float32 both sides agree; the second hand-over has other weights than the first."""
     scored = handed_over(write_policy(family, tmp_path / family), order)
