@@ -165,6 +165,12 @@ def test_a_broken_line_is_named(tmp_path: Path) -> None:
         read_history(path)
 
 
+def test_of_a_large_log_of_tokens_one_line_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path, "log.jsonl", '{"sampler_logprobs": [-1.0], "step": 1}\n' * 1000)
+    monkeypatch.setattr("tailrl.curves.history.MOST_BYTES", 1000)
+    assert read_history(path) is None
+
+
 def test_curves_and_logs_are_given_apart(tmp_path: Path) -> None:
     metrics = written(tmp_path, "m.jsonl", f'{{"step": 1, "{K3}": 1}}\n')
     other = written(tmp_path, "x.jsonl", '{"sampler_logprobs": [1]}\n')

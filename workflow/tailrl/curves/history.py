@@ -21,7 +21,8 @@ from tailrl.artifacts.metrics import FloatArray
 from tailrl.curves.names import known_metric, metric_of_file_name, step_names
 from tailrl.curves.wandb_file import read_wandb_file
 from tailrl.runtime.errors import StudyError, reason
-from tailrl.runtime.limits import MEMORY, limited_memory
+from tailrl.runtime.jsonl import numbered_lines
+from tailrl.runtime.limits import MEMORY, limited_memory, regular
 
 TENSORBOARD = "TensorBoard's CSV"
 MOST_BYTES = 512_000_000  # a history is small; a larger file is something else
@@ -180,7 +181,8 @@ def _text(path: Path) -> str:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise StudyError(f"{path}: is larger than {MOST_BYTES:,} bytes, which no history of metrics is")
-        return path.read_text(encoding="utf-8-sig", errors="replace")
+        with open(path, "rb", opener=regular) as file:
+            return file.read().decode("utf-8-sig", "replace")
     except OSError as error:
         raise StudyError(f"{path}: cannot be read: {reason(error)}") from None
 
@@ -198,25 +200,29 @@ def _trainer_state(path: Path) -> History | None:
 
 
 def _json_lines(path: Path) -> History | None:
-    """Lines of metrics; None where the first line names no step, or has lists, as a log of tokens has."""
+    """Lines of metrics; None where the first line names no step, or has lists, as a log of tokens has.
+
+    Only the first line of another file is read: a log of tokens may be large.
+    """
     rows: list[tuple[str, Mapping[str, Any]]] = []
-    lines = _text(path).split("\n")
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            if not rows:
-                return None
-            if number == len(lines):  # the run is still writing it
-                continue
-            raise StudyError(f"{path}, line {number}: is no JSON") from None
-        if not isinstance(row, dict):
-            return None
-        if not rows and not _is_metrics(row):
-            return None
-        rows.append(("", row))
+    broken: int | None = None
+    try:
+        with open(path, "rb", opener=regular) as file:
+            for number, line in numbered_lines(file, path, MOST_BYTES):
+                if broken is not None:
+                    raise StudyError(f"{path}, line {broken}: is no JSON")
+                try:
+                    row = json.loads(line)
+                except (ValueError, RecursionError):
+                    if not rows:
+                        return None
+                    broken = number  # the last line may be cut off: the run is still writing it
+                    continue
+                if not isinstance(row, dict) or (not rows and not _is_metrics(row)):
+                    return None
+                rows.append(("", row))
+    except OSError as error:
+        raise StudyError(f"{path}: cannot be read: {reason(error)}") from None
     return history_of_rows(rows, str(path), "metrics as JSON lines") if rows else None
 
 
