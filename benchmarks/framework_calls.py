@@ -4,15 +4,13 @@ import __future__
 
 import ast
 import math
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Optional
 
 import torch
-import yaml
 from torch import Tensor
 
 
@@ -33,18 +31,6 @@ class Batch:
     def rows(self, values_NL: Tensor) -> list[Tensor]:
         """Each response's values, without the padding."""
         return [row[:length] for row, length in zip(values_NL, self.lengths, strict=True)]
-
-
-def make_batch(responses: int = 64, longest: int = 60) -> Batch:
-    """Seeded log-probs; what is padding has values that no mean may see."""
-    torch.manual_seed(28)
-    lengths_N1 = torch.randint(1, longest + 1, (responses, 1))
-    lengths_N1[0] = longest
-    mask_NL = torch.arange(longest) < lengths_N1
-    train_NL = -torch.empty(responses, longest, dtype=torch.float64).exponential_(1.0)
-    infer_NL = (train_NL + 0.3 * torch.randn(responses, longest, dtype=torch.float64)).clamp(max=0.0)
-    advantage_NL = torch.randn(responses, 1, dtype=torch.float64).expand(responses, longest)
-    return Batch(train_NL.where(mask_NL, -9.0), infer_NL.where(mask_NL, -1.0), mask_NL, advantage_NL)
 
 
 def definitions(file: Path, needs: Mapping[str, Any], *names: str) -> Any:
@@ -69,15 +55,6 @@ class Loose(SimpleNamespace):
 Found = Iterator[tuple[str, str, float]]
 """Source, name and value of metrics."""
 
-Weigh = Callable[[Path, Batch, str], tuple[str, Tensor]]
-"""Checkout, batch and lines of configuration → source, and weights [N, L] or a loss []."""
-
-
-def settings(text: str, prefix: str) -> dict[str, Any]:
-    """The values of lines such as `prefix.name=value`."""
-    found = re.findall(rf"^{re.escape(prefix)}\.(\w+)=(.*)$", text, re.MULTILINE)
-    return {name: yaml.safe_load(value.strip("'")) for name, value in found}
-
 
 # --- verl -----------------------------------------------------------------------------------------------
 
@@ -88,15 +65,6 @@ def verl_helper(path: Path) -> Any:
     functional = definitions(path / "verl/utils/torch_functional.py", {}, "masked_sum", "masked_mean", "masked_var")
     proto = SimpleNamespace(from_dict=lambda tensors: SimpleNamespace(batch=tensors))
     return definitions(path / VERL, {"verl_F": functional, "DataProto": proto})
-
-
-def verl_weights(path: Path, batch: Batch, text: str) -> tuple[str, Tensor]:
-    given = settings(text, "algorithm.rollout_correction")
-    proto, mask_NL, _ = verl_helper(path).compute_rollout_correction_and_rejection_mask(
-        batch.train_NL, batch.infer_NL, batch.mask_NL.long(), **{"rollout_is": None} | given
-    )
-    weight_NL = 1.0 if proto is None else proto.batch["rollout_is_weights"]
-    return VERL, weight_NL * mask_NL * batch.mask_NL
 
 
 # --- NeMo-RL --------------------------------------------------------------------------------------------
@@ -138,11 +106,7 @@ def nemo_metrics(path: Path, batch: Batch) -> Found:
         yield NEMO, name, float(value)
 
 
-def nemo_weights(path: Path, batch: Batch, text: str) -> tuple[str, Tensor]:
-    return NEMO, nemo_loss(path, batch, **settings(text, "loss_fn"))[0]
-
-
-# --- prime-rl, slime, SkyRL, OpenRLHF -------------------------------------------------------------------
+# --- prime-rl, slime -------------------------------------------------------------------------------------
 
 
 def prime_metrics(path: Path, batch: Batch) -> Found:
@@ -160,58 +124,3 @@ def slime_metrics(path: Path, batch: Batch) -> Found:
     mean = function.get_sum_of_sample_mean(batch.lengths, batch.lengths, masks)
     found = mean((batch.train_NL - batch.infer_NL)[batch.mask_NL].abs()) / len(masks)
     yield source, "train_rollout_logprob_abs_diff", found.item()
-
-
-def slime_weights(path: Path, batch: Batch, text: str) -> tuple[str, Tensor]:
-    words = [*re.findall(r"--(tis[\w-]+) ([\d.]+)", text), *re.findall(r"(tis_\w+|use_rs): ([\w.]+)", text)]
-    told = {name.replace("-", "_"): yaml.safe_load(value) for name, value in words}
-    given = Loose(**{"use_tis": True, "tis_clip_low": 0.0} | told)
-    lists = {
-        "train_log_probs": batch.rows(batch.train_NL),
-        "rollout_log_probs": batch.rows(batch.infer_NL),
-        "loss_masks": [torch.ones(length, dtype=torch.float64) for length in batch.lengths],
-    }
-    weight_NL = torch.zeros_like(batch.train_NL)
-    if "mis.yaml" in text:
-        source = "examples/train_infer_mismatch_helper/mis.py"
-        weights, masks, _ = definitions(path / source, {}).compute_mis_weights(given, **lists)
-        weight_NL[batch.mask_NL] = torch.cat(weights) * torch.cat(masks)
-    else:
-        source = "slime/backends/megatron_utils/loss.py"
-        name = "icepop_function" if "icepop_function" in text else "vanilla_tis_function"
-        ones_T = torch.ones(int(batch.mask_NL.sum()), dtype=torch.float64)
-        function = getattr(definitions(path / source, {}, name), name)
-        weight_NL[batch.mask_NL] = function(given, pg_loss=ones_T, **lists)[0]
-    return source, weight_NL
-
-
-def skyrl_weights(path: Path, batch: Batch, text: str) -> tuple[str, Tensor]:
-    source = "skyrl/backends/skyrl_train/utils/off_policy_correction_utils.py"
-    utils = path / "skyrl/backends/skyrl_train/utils/torch_utils.py"
-    needs = vars(definitions(utils, {}, "safe_exp_delta", "masked_mean"))
-    given = Loose(**settings(text, "trainer.algorithm.off_policy_correction"))
-    functions = definitions(path / source, needs)
-    ratio_NL, _, mask_NL = functions.compute_off_policy_correction(
-        batch.train_NL, batch.infer_NL, batch.mask_NL.double(), given
-    )
-    return source, (1.0 if ratio_NL is None else ratio_NL) * mask_NL * batch.mask_NL
-
-
-def openrlhf_weights(path: Path, batch: Batch, text: str) -> tuple[str, Tensor]:
-    source = "openrlhf/models/loss.py"
-    mean = definitions(path / "openrlhf/models/utils.py", {}, "masked_mean").masked_mean
-    functions = definitions(path / source, {"nn": torch.nn, "masked_mean": mean}, "PolicyLoss", "aggregate_loss")
-    [level], [mode] = (re.findall(rf"is_correction_{name} (\S+)", text) for name in ("level", "mode"))
-    [bounds] = re.findall(r"is_correction_threshold (\S+) (\S+)", text)
-    limits = [float(bound) for bound in bounds]
-    loss = functions.PolicyLoss(is_correction_level=level, is_correction_mode=mode, is_correction_threshold=limits)
-    return source, loss(batch.train_NL, batch.train_NL, batch.advantage_NL, batch.mask_NL.double(), batch.infer_NL)[0]
-
-
-WEIGHTS: dict[str, Weigh] = {
-    "verl": verl_weights,
-    "NeMo-RL": nemo_weights,
-    "slime": slime_weights,
-    "SkyRL": skyrl_weights,
-    "OpenRLHF": openrlhf_weights,
-}

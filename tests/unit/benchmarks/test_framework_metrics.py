@@ -4,20 +4,16 @@ import csv
 from pathlib import Path
 
 import pytest
-from framework_calls import WEIGHTS, make_batch, settings
-from framework_metrics import FRAMEWORKS, METRICS, our_weights, wrong
+from framework_metrics import FRAMEWORKS, wrong
 from peer_metrics import LEVELS, NOT_EXECUTED, OF_TRAINING, metric_rows, ours_of
 from peer_sources import peers
 
-from tailrl.config.arm import Correction
 from tailrl.diagnosis.metrics import frameworks
-from tailrl.diagnosis.replay import catalogue
 from tailrl.report.metrics import ALIASES
 from tailrl.tracking.metrics import CORR_VERL
 from tailrl.tracking.metrics import METRICS as LOGGED
 
 PUBLISHED = Path(__file__).parents[3] / "docs/results/framework_metrics.csv"
-BATCH = make_batch()
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +22,7 @@ def rows() -> list[dict[str, str]]:
 
 
 def test_no_number_differs(rows: list[dict[str, str]]) -> None:
-    assert len(rows) > 150 and not [row for row in rows if wrong(row)]
+    assert len(rows) > 75 and not [row for row in rows if wrong(row)]
     assert wrong(rows[0] | {"difference": "1e-3"}) and wrong(rows[0] | {"difference": "nan"})
     assert sorted({row["framework"] for row in rows}) == FRAMEWORKS
 
@@ -34,7 +30,7 @@ def test_no_number_differs(rows: list[dict[str, str]]) -> None:
 def test_every_metric_with_a_frameworks_name_is_compared(rows: list[dict[str, str]]) -> None:
     """Those of a log, and those that training logs under verl's names and definitions."""
     compared = {(row["framework"], row["quantity"]) for row in rows}
-    assert sorted(METRICS) == sorted(frameworks())
+    assert sorted(frameworks()) == FRAMEWORKS
     assert compared >= {(framework, name) for framework, metrics in frameworks().items() for name in metrics}
     verls = {f"{key} ({level})" for key in LOGGED if key.startswith(f"{CORR_VERL}/") for level in LEVELS}
     same = {name for name, alias in ALIASES["verl"].items() if name == alias["ours"] and "note" not in alias}
@@ -57,29 +53,15 @@ def test_every_name_of_a_framework_is_compared_or_has_a_reason(rows: list[dict[s
 
 def test_they_are_of_the_listed_versions(rows: list[dict[str, str]]) -> None:
     for row in rows:
-        if row["framework"] in METRICS:
-            peer = peers()[row["framework"].lower()]
-            assert (row["version"], row["date"]) == (peer.version or peer.commit[:7], peer.date), row
+        peer = peers()[row["framework"].lower()]
+        assert (row["version"], row["date"]) == (peer.version or peer.commit[:7], peer.date), row
 
 
 def test_our_metrics_are_todays(rows: list[dict[str, str]]) -> None:
-    metrics = [row for row in rows if row["batch"]]
-    assert len(metrics) > 60 and {int(row["batches"]) for row in metrics} >= {150}
-    for row in metrics:
+    assert {int(row["batches"]) for row in rows} >= {150}
+    for row in rows:
         ours = ours_of(row["framework"], int(row["batch"]))
         assert float(row["ours"]) == pytest.approx(ours[row["framework"], row["quantity"]], rel=1e-9, nan_ok=True), row
-
-
-def test_our_weights_are_todays(rows: list[dict[str, str]]) -> None:
-    ours = {}
-    for name, remedy in catalogue().remedies.items():
-        for threshold, given in remedy.settings():
-            if isinstance(given, Correction):
-                mean = our_weights(BATCH, given)[BATCH.mask_NL].mean().item()
-                ours |= {(framework, f"weights of {name} at {threshold:g}"): mean for framework in WEIGHTS}
-    for row in rows:
-        if row["quantity"].startswith("weights of "):
-            assert float(row["ours"]) == pytest.approx(ours[row["framework"], row["quantity"]], rel=1e-9), row
 
 
 def test_a_wrong_formula_is_seen(tmp_path: Path) -> None:
@@ -100,8 +82,3 @@ def test_a_metric_that_a_framework_no_longer_has_is_named(tmp_path: Path) -> Non
     file.write_text("def compute_kl_sample_train(data, logprobs):\n    return {'optim/kl_sample_train_v1': 0.0}\n")
     with pytest.raises(RuntimeError, match="tinker-cookbook computed no optim/kl_sample_train_v2"):
         metric_rows("tinker-cookbook", tmp_path, batches=1)
-
-
-def test_settings_are_read_from_lines() -> None:
-    text = 'a.b.low=0.5\na.b.bounds="0.5_2"\na.b.kind=token\nother=1'
-    assert settings(text, "a.b") == {"low": 0.5, "bounds": "0.5_2", "kind": "token"}
