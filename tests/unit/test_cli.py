@@ -149,6 +149,8 @@ def test_probe(
         (("--samples", "0"), "not a whole number from 1 on"),
         (("--log", "log.csv"), "log.csv: a log's name must end in .jsonl or .parquet"),
         (("--out", "nowhere/page.md"), "nowhere/page.md: there is no folder nowhere"),
+        (("--out", "docs"), "docs: is a folder, and a file is to be written"),
+        (("--out=",), ".: is a folder, and a file is to be written"),
         (("--prompts", "nowhere.txt"), "nowhere.txt: is missing"),
         (("--engine", "exact"), "tests: no tokenizer could be read from it: it holds no config.json"),
     ],

@@ -28,6 +28,12 @@ def quantised() -> torch.Tensor:
         return torch.quantize_per_tensor(torch.tensor([-1.0, -2.0, -3.0]), 0.1, 0, torch.qint8)
 
 
+def nested() -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch advises its newer layout, which gives a shape
+        return torch.nested.nested_tensor([torch.zeros(2), torch.zeros(1)])
+
+
 VALUES: dict[str, Callable[[], Any]] = {
     "a meta tensor": lambda: torch.zeros(3, device="meta"),
     "numbers of meta tensors": lambda: [torch.zeros((), device="meta")] * 3,
@@ -36,6 +42,7 @@ VALUES: dict[str, Callable[[], Any]] = {
     "a conjugate tensor": lambda: torch.tensor([1j, 2, 3]).conj(),
     "a sparse tensor": lambda: torch.tensor([0.0, -1.0, -2.0]).to_sparse(),
     "a nested tensor": lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(1)], layout=torch.jagged),
+    "a nested tensor of the old layout": nested,
     "a tensor of truths": lambda: torch.tensor([True, False, True]),
     "a tensor with a gradient": lambda: torch.tensor([-1.0, -2.0, -3.0], requires_grad=True),
     "a table": lambda: torch.zeros(3, 2),

@@ -169,6 +169,8 @@ def _check_folders(*files: Path | None) -> None:
     for path in filter(None, files):
         if not path.absolute().parent.is_dir():
             raise StudyError(f"{path}: there is no folder {path.parent}")
+        if path.is_dir():
+            raise StudyError(f"{path}: is a folder, and a file is to be written")
 
 
 def probe(

@@ -87,15 +87,24 @@ def _length(value: Any) -> int:
     """How many entries a list, an array or a tensor has; 0 for a number or a text."""
     if isinstance(value, list | tuple):
         return len(value)
-    shape: tuple[int, ...] = getattr(value, "shape", ())
+    shape = _shape(value)
     return int(shape[0]) if shape else 0
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    """The shape of an array or a tensor; () of what has none, as torch's nested tensors."""
+    try:
+        shape: tuple[int, ...] = getattr(value, "shape", ())
+        return shape
+    except RuntimeError:  # torch's word on a nested tensor
+        return ()
 
 
 def _lines(value: Any) -> int:
     """B of a rectangle [B, T]; 1 for a list of numbers."""
     if isinstance(value, list | tuple):
         return len(value) if value and all(isinstance(one, list | tuple) or _length(one) for one in value) else 1
-    shape: tuple[int, ...] = getattr(value, "shape", ())
+    shape = _shape(value)
     return int(shape[0]) if len(shape) == 2 else 1
 
 
