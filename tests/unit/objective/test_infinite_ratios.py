@@ -190,6 +190,15 @@ def test_a_mean_weight_that_is_infinite_divides_nothing() -> None:
         normaliser(correction, loss_of([FAR, NEAR], correction, None).weights.ratio_X)
 
 
+@pytest.mark.parametrize("settings", [{}, {"sequence": "geometric"}, {"sequence": "mis"}, {"veto": 0.5}])
+def test_a_log_prob_before_the_update_that_is_none_is_refused(settings: dict[str, Any]) -> None:
+    logp_T, none_T = torch.tensor([-1.0, -1.0]), torch.zeros(2)
+    logprobs = TokenLogprobs(logp_T, logp_T, none_T, none_T.long(), none_T, none_T.bool())
+    old_T, correction = torch.tensor([torch.nan, -1.0]), Correction.model_validate(settings)
+    with pytest.raises(NumericalError, match="before the first update is NaN"):
+        surrogate(logprobs, logp_T, none_T + 1, none_T.long(), 1, 1, correction, None, old_T)
+
+
 @pytest.mark.parametrize("value", [torch.nan, -torch.inf])
 def test_a_log_prob_of_the_sampler_that_is_none_is_refused(value: float) -> None:
     logp_T, none_T = torch.tensor([-1.0, -1.0]), torch.zeros(2)

@@ -119,7 +119,8 @@ def surrogate(
 
     Raises:
         StudyError: not one entry a token, no expected score for centering, or the sampler's log-probs are above 0.
-        NumericalError: a log-prob of the sampler is not finite, a weight overflows (`correct`), or the loss does.
+        NumericalError: a log-prob of the sampler is not finite, one from before the first update is NaN, a weight
+            overflows (`correct`), or the loss does.
     """
     logp_T = logprobs.logp_T
     check_packed(sequences, sequence_T, logp_T=logp_T, logp_infer_T=logp_infer_T, advantage_T=advantage_T)
@@ -130,6 +131,8 @@ def surrogate(
         logp_old_T = logp_T.detach()
     outside_T = logprobs.outside_T | logp_old_T.isneginf()
     logp_old_T = logp_old_T.masked_fill(outside_T, 0.0)
+    if logp_old_T.isnan().any():  # a rule that keeps a range would drop it without a word
+        raise NumericalError("a log-prob of the trainer before the first update is NaN")
     delta_T = logp_old_T - logp_infer_T
     others = (logp_T.detach() - logp_old_T, logp_infer_T, advantage_T.to(delta_T.dtype))
     weights = correct(delta_T, outside_T, sequence_T, sequences, correction, *others)
