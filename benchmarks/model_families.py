@@ -11,6 +11,7 @@ import argparse
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -45,7 +46,12 @@ import torch
 from transformers import AutoModelForCausalLM
 with torch.no_grad():
     model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=False, use_safetensors=True)
-    print(json.dumps(model(torch.arange(3, 43)[None]).logits[0].double().tolist()))
+    tokens = torch.arange(3, 43)[None]
+    print(json.dumps(model(tokens).logits[0].double().tolist()))
+    try:
+        print(json.dumps(model.double()(tokens).logits[0].tolist()))
+    except RuntimeError:  # a part of it computes in float32 alone
+        print("null")
 """
 
 
@@ -127,15 +133,25 @@ def handed_over(folder: Path, order: str) -> Scored:
 
 
 def read_by(older: Path, folder: Path) -> str:
-    """The largest |Δ logits| where another transformers reads the policy; its own words where it cannot."""
-    environment = {**os.environ, "PYTHONPATH": str(older), "HF_HUB_OFFLINE": "1"}
-    read = subprocess.run([sys.executable, "-c", READ, str(folder)], env=environment, capture_output=True, text=True)
-    if read.returncode:
-        return f"refused: {one_line(read.stderr.strip().splitlines()[-1])[:100]}"
-    with torch.no_grad():
-        model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False, use_safetensors=True)
-        ours_TV = model(torch.arange(3, 43)[None]).logits[0].double()
-    return f"{(torch.tensor(json.loads(read.stdout.splitlines()[-1])) - ours_TV).abs().max().item():.1e}"
+    """The largest |Δ logits| where another transformers reads the policy; its own words where it cannot.
+
+    In float32; where its bits differ and both compute in float64, in that, since versions order their sums differently.
+    """
+    older_environment = {**os.environ, "PYTHONPATH": str(older), "HF_HUB_OFFLINE": "1"}
+    logits = []
+    for environment in (older_environment, {**os.environ}):
+        read = subprocess.run(
+            [sys.executable, "-c", READ, str(folder)], env=environment, capture_output=True, text=True
+        )
+        if read.returncode:
+            (*_, error) = re.findall(r"^\w*Error: .*", read.stderr, re.MULTILINE)  # advice may follow it
+            return f"refused: {one_line(error.partition('. ')[0])}"
+        logits.append([json.loads(line) for line in read.stdout.splitlines()[-2:]])
+    (single_TV, double_TV), (our_single_TV, our_double_TV) = logits
+    if single_TV != our_single_TV and double_TV and our_double_TV:
+        single_TV, our_single_TV = double_TV, our_double_TV
+    delta_TV = np.array(single_TV) - np.array(our_single_TV)
+    return f"{np.abs(delta_TV).max():.1e}"
 
 
 def measured(name: str, folder: Path, older: Sequence[Path]) -> Family:
