@@ -74,7 +74,7 @@ def curves_data(reading: Reading) -> dict[str, Any]:
             {
                 "run": run.run,
                 "metric": run.main.curve.name,
-                "level": _present(run.main),
+                "level": run.main.level,
                 "k3": None if math.isnan(run.main.k3) else run.main.k3,
                 "shape": run.shape,
                 "factor": run.main.shape.factor,
@@ -113,14 +113,14 @@ def _run_values(run: RunReading) -> dict[str, object]:
         "held": [(one, rule) for one in (run.main, *run.others) for rule in one.rules if rule.holds],
         "logging": logging_lines().get(run.main.metric.framework, logging_lines()["other"]),
         "normal": of_same_kind,
-        "table": [(one, _present(one)) for one in (run.main, *run.others)],
+        "table": [(one, one.level) for one in (run.main, *run.others)],
     }
 
 
 def answer(run: RunReading) -> str:
     """The first line: how large, by which rule, and what the curve does."""
     main = run.main
-    present = _present(main)
+    present = main.level
     if math.isnan(present):
         return f"{main.curve.name} has no finite value."
     size = f"{main.curve.name} is {short(present)}"
@@ -152,11 +152,6 @@ def since(run: RunReading) -> str:
     if run.main.unsound:
         sentences.append(f"At {count(run.main.unsound, 'step')} the value is NaN or infinite.")
     return " ".join(sentences)
-
-
-def _present(told: Told) -> float:
-    finite = told.curve.value_N[np.isfinite(told.curve.value_N)]
-    return float(np.median(finite[-max(1, len(finite) // 10) :])) if len(finite) else math.nan
 
 
 def _line(told: Told) -> Line:

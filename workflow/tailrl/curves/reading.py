@@ -114,6 +114,7 @@ class Told:
     curve: Curve
     metric: Metric
     shape: Shape
+    level: float
     k3: float
     rules: tuple[Judged, ...]
     unsound: int
@@ -225,13 +226,8 @@ def _tell(curve: Curve, metric: Metric) -> Told:
     shape = shape_of(curve.step_N, size_N)
     finite = curve.value_N[np.isfinite(curve.value_N)]
     level = float(np.median(finite[-max(1, len(finite) // 10) :])) if len(finite) else math.nan
-    rules = tuple(_judge(rule.words, rule.least, rule.most, rule.source, rule.holds(level)) for rule in metric.rules)
+    rules = tuple(Judged(rule.sentence(), rule.source, rule.holds(level)) for rule in metric.rules)
     convert = AS_K3.get(metric.of)
     k3 = convert(level) if convert is not None and math.isfinite(level) else math.nan
-    return Told(curve, metric, shape, k3, rules if math.isfinite(level) else (), len(curve.value_N) - len(finite))
-
-
-def _judge(words: str, least: float | None, most: float | None, source: str, holds: bool) -> Judged:
-    ends = (("at least", least), ("at most", most))
-    limits = " and ".join(f"{side} {end:g}" for side, end in ends if end is not None)
-    return Judged(f"{words} is {limits}", source, holds)
+    unsound = len(curve.value_N) - len(finite)
+    return Told(curve, metric, shape, level, k3, rules if math.isfinite(level) else (), unsound)

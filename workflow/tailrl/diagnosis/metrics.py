@@ -31,6 +31,12 @@ class Rule(Record):
         """Whether a value is within the rule."""
         return abs(value) <= (self.most or math.inf) and value >= (-math.inf if self.least is None else self.least)
 
+    def sentence(self) -> str:
+        """The rule in words, such as "healthy is at least 0.5 and at most 2"."""
+        ends = (("at least", self.least), ("at most", self.most))
+        limits = " and ".join(f"{side} {end:g}" for side, end in ends if end is not None)
+        return f"{self.words} is {limits}"
+
 
 class Known(Record):
     """A framework's metric: which quantity of ours it is, under which of its settings, and its rules of thumb."""

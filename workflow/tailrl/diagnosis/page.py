@@ -210,6 +210,4 @@ def _metrics(measured: Measured) -> dict[str, list[MetricRow]]:
 
 def _rule(rule: Rule, value: float) -> tuple[str, str, str]:
     """Whether a value is within a rule of thumb, the rule in words, and its source."""
-    ends = (("at least", rule.least), ("at most", rule.most))
-    limits = " and ".join(f"{words} {end:g}" for words, end in ends if end is not None)
-    return "within" if rule.holds(value) else "beyond", f"{rule.words} is {limits}", rule.source
+    return "within" if rule.holds(value) else "beyond", rule.sentence(), rule.source
