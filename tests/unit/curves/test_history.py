@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,10 @@ def wandb_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
             run.log({K3: step / 1000, "nested": {"inner": step}, "text": "x" * 300, "actor/lr": 0.0}, step=2 * step)
         run.log({K3: float("nan"), "large": 10**15}, step=1000)
     [path] = folder.rglob("*.wandb")
+    for _ in range(100):  # wandb's own process may write the end a moment later
+        if "large" in list(read_wandb_file(path))[-1]:
+            break
+        time.sleep(0.1)
     return path
 
 
