@@ -224,7 +224,6 @@ def test_works_without_a_network_or_a_home(tmp_path: Path) -> None:
         from pathlib import Path
         from tailrl.evaluation.harness import load_tasks
         from tailrl.config.jobs import Evaluation
-from tailrl.config.sampler import SamplerSettings
         task = load_tasks(Path(sys.argv[1]), Evaluation())["boxed"]
         print(len(task.eval_docs), task.eval_docs[1]["answer"])
     """

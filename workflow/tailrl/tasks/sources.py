@@ -28,7 +28,7 @@ MOST_TABLE_ROWS = 10_000_000
 MOST_BYTES = 20e9
 """Most bytes of a parquet file's rows. Compressed they may be a thousandth of it."""
 
-_ROWS_AT_ONCE = 10_000
+_ROWS_AT_ONCE = 1_000
 
 
 class RowError(Exception):
