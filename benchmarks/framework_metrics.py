@@ -3,8 +3,9 @@
     PEERS=FOLDER python benchmarks/framework_metrics.py --out docs/results/framework_metrics.csv [--only NAME ...]
 
 The frameworks come from `peer_sources`: wheels at the versions of `peers.yaml`, and checkouts in FOLDER of those on no
-index. With `--only` the rows of all others stay. Metrics are compared on the 150 batches of `peer_metrics`: a row has
-the values of the batch on which they differ most. It fails where a relative difference exceeds 1e-6.
+index. With `--only` the rows of all others stay. Metrics are compared on the 150 batches of `peer_metrics`, those of a
+whole update on 50 of `peer_updates`; a row has the values of the batch on which they differ most. It fails where a
+relative difference exceeds 1e-6.
 """
 
 import argparse
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from peer_metrics import BATCHES, OF_A_LOG, metric_rows
-from peer_sources import PeerError, folder_of, peers
+from peer_sources import PeerError, folder_of, install_needs, peers
 from table import write_csv
 
 FRAMEWORKS = sorted((*OF_A_LOG, "TRL"))
@@ -56,6 +57,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=FRAMEWORKS, default=FRAMEWORKS, help="frameworks to execute")
     parser.add_argument("--out", type=Path, required=True, help="the CSV file")
     arguments = parser.parse_args()
+    install_needs()
     kept = list(csv.DictReader(arguments.out.open(encoding="utf-8"))) if arguments.out.exists() else []
     rows: list[Row] = [row for row in kept if row["framework"] not in arguments.only]
     faults: list[str] = []

@@ -18,11 +18,14 @@ import torch
 from framework_calls import Batch, definitions, nemo_metrics, prime_metrics, slime_metrics, verl_helper
 from numpy.typing import NDArray
 from peer_sources import importable
+from peer_updates import UPDATES, ours_of_updates, trl_updates, verl_updates
 from torch import Tensor
 
+from tailrl.config.arm import Correction
 from tailrl.diagnosis.log import LoggedRow, pack
 from tailrl.diagnosis.measure import measure
 from tailrl.diagnosis.metrics import frameworks, named_metrics
+from tailrl.objective.corrections import correct
 from tailrl.objective.diagnostics import log_ratio_metrics
 from tailrl.rollout.types import Rollout
 from tailrl.stats.verl import verl_metrics
@@ -131,6 +134,37 @@ def verl_of_training(folder: Path, batch: Batch, threshold: float) -> Iterator[V
                 yield source, f"{OF_TRAINING}{name.removeprefix('rollout_corr/')}", float(value)
 
 
+REJECTIONS = {
+    "rollout_corr/rollout_rs_masked_fraction": ("token_k1", "0.5_2.0", {"token": "mask", "token_lower": 0.5}),
+    "rollout_corr/rollout_rs_seq_masked_fraction": (
+        "seq_mean_k3", 0.01, {"reject": [{"of": "k3", "by": "mean", "above": 0.01}], "log_ratio_limit": 20.0},
+    ),
+}  # fmt: skip
+"""verl's settings and ours where the two definitions meet: tokens alone are rejected, or whole responses alone."""
+
+
+def of_rejections(batch: Batch) -> Ours:
+    """Our fractions of rejected tokens and responses."""
+    train_T, infer_T, sequence_T = packed(batch)
+    ours: Ours = {}
+    for name, (_, _, settings) in REJECTIONS.items():
+        delta_T = train_T - infer_T
+        outside_T = torch.zeros_like(sequence_T, dtype=torch.bool)
+        weights = correct(delta_T, outside_T, sequence_T, len(batch.mask_NL), Correction.model_validate(settings))
+        judged = weights.rejected_N if "seq" in name else weights.masked_T
+        ours["verl", name] = judged.double().mean().item()
+    return ours
+
+
+def verl_rejections(folder: Path, batch: Batch) -> Iterator[Value]:
+    helper = verl_helper(folder)
+    for name, (option, threshold, _) in REJECTIONS.items():
+        metrics = helper.compute_rollout_correction_and_rejection_mask(
+            batch.train_NL, batch.infer_NL, batch.mask_NL.long(), rollout_rs=option, rollout_rs_threshold=threshold
+        )[2]
+        yield "verl/trainer/ppo/rollout_corr_helper.py: compute_rollout_rejection_mask", name, float(metrics[name])
+
+
 def of_responses(batch: Batch, longest: int) -> dict[str, float]:
     """What training logs of rewards and lengths, where a response below the limit has ended by itself."""
     nothing_T = np.zeros(1, np.float32)
@@ -217,32 +251,16 @@ RESPONSE_METRICS: dict[str, dict[str, Callable[[dict[str, float]], float]]] = {
 """Metrics of rewards and lengths by the framework's name, from ours as `report/aliases.yaml` relates them."""
 
 NOT_EXECUTED = {
-    "verl": {
-        **dict.fromkeys(
-            ("rollout_corr/rollout_rs_masked_fraction", "rollout_corr/rollout_rs_seq_masked_fraction"),
-            "another definition, as the note says",
-        ),
-        **dict.fromkeys(
-            ("actor/entropy", "actor/pg_clipfrac", "actor/pg_loss", "actor/grad_norm"),
-            "of a model and a whole loss: the table of presets has the losses",
-        ),
-        "actor/lr": "a setting",
-        "perf/throughput": "a clock",
-        "perf/time_per_step": "a clock",
-    },
-    "TRL": {
-        **dict.fromkeys(
-            ("entropy", "clip_ratio/region_mean", "loss", "grad_norm"),
-            "of a model and a whole loss: tests/unit/integrations/trl has TRL's own loss and gradients",
-        ),
-        "learning_rate": "a setting",
-    },
+    "verl": {},
+    "TRL": {},
     "prime-rl": {
         "mismatch_kl/all/mean": "the mean of mismatch_kl, which is executed",
         "is_masked": "of its loss: the table of presets has it",
     },
 }
 """Names of `report/aliases.yaml` that no row has, with the reason."""
+
+UPDATES_OF = {"verl": verl_updates, "TRL": trl_updates}
 
 OF_A_LOG: dict[str, Callable[[Path, Batch], Iterator[Value]]] = {
     "verl": of_verl,
@@ -342,6 +360,8 @@ def ours_of(framework: str, seed: int) -> Ours:
     if framework == "verl" and len(batch.mask_NL) % GROUP == 0 and is_whole(batch) and not has_gaps(batch):
         related = of_responses(batch, batch.mask_NL.shape[1])
         ours |= {("verl", name): of(related) for name, of in RESPONSE_METRICS["verl"].items()}
+    if framework == "verl" and is_whole(batch):
+        ours |= of_rejections(batch)
     return ours | (of_a_log(batch) if is_whole(batch) else {})
 
 
@@ -355,6 +375,8 @@ def theirs_of(framework: str, folder: Path, batches: int) -> Iterator[tuple[int,
         if framework == "verl":
             yield from ((seed, value) for value in verl_of_training(folder, batch, THRESHOLDS[seed % 3]))
             yield from ((seed, value) for value in verl_data_metrics(folder, batch))
+            if is_whole(batch):
+                yield from ((seed, value) for value in verl_rejections(folder, batch))
         # A log has no response without a token; NeMo-RL, prime-rl and slime are called without gaps.
         if is_whole(batch) and (framework in ("verl", "tinker-cookbook") or not has_gaps(batch)):
             yield from ((seed, value) for value in OF_A_LOG[framework](folder, batch))
@@ -374,18 +396,25 @@ def metric_rows(framework: str, folder: Path, batches: int = BATCHES) -> list[di
         RuntimeError: a metric of `diagnosis/frameworks.yaml` was not among those that the framework computed.
     """
     rows: dict[str, dict[str, Any]] = {}
-    ours, of = ours_of(framework, 0), 0
-    for seed, (source, name, theirs) in theirs_of(framework, folder, batches):
-        if seed != of:
-            ours, of = ours_of(framework, seed), seed
-        if (framework, name) not in ours:
-            continue
-        apart = difference(theirs, ours[framework, name])
+    for seed, (source, name, theirs), ours in pairs_of(framework, folder, batches):
+        apart = difference(theirs, ours)
         row = rows.setdefault(name, {"quantity": name, "batches": 0, "difference": -1.0})
         row["batches"] += 1
         if not apart <= row["difference"]:
-            row |= {"batch": seed, "theirs": theirs, "ours": ours[framework, name], "difference": apart}
-            row["source"] = source
+            row |= {"batch": seed, "theirs": theirs, "ours": ours, "difference": apart, "source": source}
     if missing := [name for name in frameworks()[framework] if name not in rows]:
         raise RuntimeError(f"{framework} computed no {', '.join(missing)}")
     return list(rows.values())
+
+
+def pairs_of(framework: str, folder: Path, batches: int) -> Iterator[tuple[int, Value, float]]:
+    """The framework's values of metrics that we have under its name, each with its batch and with our value."""
+    ours, of = ours_of(framework, 0), 0
+    for seed, value in theirs_of(framework, folder, batches):
+        if seed != of:
+            ours, of = ours_of(framework, seed), seed
+        if (framework, value[1]) in ours:
+            yield seed, value, ours[framework, value[1]]
+    if framework in UPDATES_OF:
+        for seed, value in UPDATES_OF[framework](folder, range(min(batches, UPDATES))):
+            yield seed, value, ours_of_updates(framework, seed)[framework, value[1]]
