@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     MistralConfig,
     Phi3Config,
@@ -151,6 +152,10 @@ def test_the_windows_of_families() -> None:
     assert trained_length(MistralConfig(max_position_embeddings=64)) == 64
     assert trained_length(Qwen2Config(max_position_embeddings=32768, sliding_window=4096)) == 32768
     assert trained_length(LlamaConfig(max_position_embeddings=2048)) == 2048
+    # A window that no layer has: a configuration may keep the number.
+    sizes = {"num_hidden_layers": 2, "max_position_embeddings": 4096, "sliding_window": 512}
+    assert trained_length(Gemma3TextConfig(**sizes, layer_types=["full_attention"] * 2)) == 4096
+    assert trained_length(Gemma3TextConfig(**sizes, layer_types=["full_attention", "sliding_attention"])) == 512
 
 
 def test_a_head_with_a_bias_is_refused() -> None:
