@@ -146,7 +146,7 @@ def test_probe(
         (("--engine", "transformers", "--kv-cache-dtype", "fp8_e4m3"), "leave out kv_cache_dtype"),
         (("--quantization", "int2"), "probe: sampler.quantization: must be one of int8, int4, fp8 (given: 'int2')"),
         (("--group-size", "32"), "group_size is of int4 weights"),
-        (("--samples", "0"), "not a whole number from 1 on"),
+        (("--samples", "0"), "not a whole number from 1 to 1000000"),
         (("--log", "log.csv"), "log.csv: a log's name must end in .jsonl or .parquet"),
         (("--out", "nowhere/page.md"), "nowhere/page.md: there is no folder nowhere"),
         (("--out", "docs"), "docs: is a folder, and a file is to be written"),
@@ -337,6 +337,11 @@ def test_the_help_fits_a_screen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
         (("chekc",), "No such command 'chekc'. Did you mean 'check'? (see tailrl --help)"),
         (("job", "trian"), "No such command 'trian'. Did you mean 'train'? (see tailrl job --help)"),
         (("check",), "Missing argument 'STUDY...' (see tailrl check --help)"),
+        (
+            ("plan", "x", "--response", "9" * 5000),
+            f"Invalid value for '--response': not a whole number from 1 to 100000000: '{'9' * 40}...' "
+            "(see tailrl plan --help)",
+        ),
         (("plan", "x", "--gpu", "2"), "No such option: --gpu (Possible options: --gpus) (see tailrl plan --help)"),
         (("job",), "Missing command (see tailrl job --help)"),
     ],

@@ -272,4 +272,7 @@ def test_a_stray_error_file_swallows_no_sentence(tmp_path: Path, monkeypatch: py
 def test_a_number_of_ranks_is_a_number(count: str) -> None:
     ended = tailrl("job", "train", f"--ranks={count}")
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert f"'--ranks': not a whole number from 1 on: '{count}'" in ended.stderr and "\n" not in ended.stderr.strip()
+    assert (
+        f"'--ranks': not a whole number from 1 to 1000000: '{count}'" in ended.stderr
+        and "\n" not in ended.stderr.strip()
+    )

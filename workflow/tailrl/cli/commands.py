@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Exit, Option
 
-from tailrl.cli.values import positive, whole_number
+from tailrl.cli.values import tokens, units, whole_number
 from tailrl.config.load import named_alike, parse_settings, read_study, validated
 from tailrl.config.study import Study
 from tailrl.runtime.devices import take
@@ -42,12 +42,12 @@ def check(study: StudyFiles) -> None:
 
 def plan(
     study: Annotated[str, Argument(metavar="STUDY", help="a study file", show_default=False)],
-    gpus: Annotated[int, Option(parser=positive, metavar="N", help="devices that share a job")] = 1,
+    gpus: Annotated[int, Option(parser=units, metavar="N", help="devices that share a job")] = 1,
     memory: Annotated[str | None, Option(help="of a device, such as 80GB; else an H100's")] = None,
     machine: Annotated[Path | None, Option(help="YAML of a device's throughputs and memory; else an H100's")] = None,
-    prompt: Annotated[int, Option(parser=positive, metavar="N", help="tokens of a prompt")] = 200,
+    prompt: Annotated[int, Option(parser=tokens, metavar="N", help="tokens of a prompt")] = 200,
     response: Annotated[
-        int | None, Option(parser=positive, metavar="N", help="tokens of a response; else max_new_tokens")
+        int | None, Option(parser=tokens, metavar="N", help="tokens of a response; else max_new_tokens")
     ] = None,
 ) -> None:
     """Estimate a study's memory, time and disk; end with 1 where it does not fit."""
@@ -193,9 +193,9 @@ def probe(
     top_p: Annotated[float, Option(help="the engine samples from the fewest tokens with this mass")] = 1.0,
     max_new_tokens: Annotated[
         int | None,
-        Option(parser=positive, metavar="N", help="tokens of a response; else 64, or what the model has room for"),
+        Option(parser=tokens, metavar="N", help="tokens of a response; else 64, or what the model has room for"),
     ] = None,
-    samples: Annotated[int, Option(parser=positive, metavar="N", help="responses; the prompts take turns")] = 64,
+    samples: Annotated[int, Option(parser=units, metavar="N", help="responses; the prompts take turns")] = 64,
     seed: Annotated[int, Option(parser=whole_number, metavar="N", help="of the responses")] = 0,
     out: Annotated[Path | None, Option(metavar="FILE", help="for the whole page, such as page.html")] = None,
     log: Annotated[

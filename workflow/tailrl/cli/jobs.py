@@ -15,7 +15,7 @@ from typer import Argument, Option, Typer
 from tailrl.artifacts.evaluation import parts_of
 from tailrl.artifacts.manifest import MANIFEST, files_in, write_manifest
 from tailrl.cli.job_client import UNUSED
-from tailrl.cli.values import Noted, positive, seed_and_folder, whole_number
+from tailrl.cli.values import Noted, seed_and_folder, units, whole_number
 from tailrl.config.distributions import Distributions
 from tailrl.config.gradients import Gradients
 from tailrl.config.jobs import Evaluation, PolicyFile, Problems, Run
@@ -75,7 +75,7 @@ def train(
     problems: ProblemFile,
     out: Out,
     wandb: Annotated[Path, Option(help="the folder of W&B's files")],
-    ranks: Annotated[int, Option(parser=positive, metavar="N", help="processes that share the run")] = 1,
+    ranks: Annotated[int, Option(parser=units, metavar="N", help="processes that share the run")] = 1,
 ) -> None:
     """Train one arm with one seed."""
     if "RANK" not in os.environ and take(ranks) and ranks > 1:
@@ -110,7 +110,7 @@ def evaluate(
     out: Out,
     samples: Annotated[Path, Option(help="the file of the samples to write")],
     snapshots: Annotated[list[str] | None, Option(metavar="SEED=FOLDER", help="policies kept during training")] = None,
-    ranks: Annotated[int, Option(parser=positive, metavar="N", help="processes that share the policies")] = 1,
+    ranks: Annotated[int, Option(parser=units, metavar="N", help="processes that share the policies")] = 1,
 ) -> None:
     """Evaluate the policies of one arm."""
     evaluation = parse_settings(Evaluation, settings)

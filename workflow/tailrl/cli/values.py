@@ -6,6 +6,7 @@ from typing import Any
 from typer import BadParameter
 from typer.core import TyperCommand
 
+from tailrl.config.base import LARGEST_SEED, MOST_TOKENS, MOST_UNITS
 from tailrl.runtime.errors import StudyError
 
 
@@ -17,17 +18,24 @@ class Noted(TyperCommand):
         return super().invoke(ctx)
 
 
-def whole_number(text: str | int, least: int = 0) -> int:
-    """The number in plain digits; raises BadParameter for anything else, and for a number below `least`."""
+def whole_number(text: str | int, least: int = 0, most: int = LARGEST_SEED) -> int:
+    """The number in plain digits; raises BadParameter for anything else, and for a number out of its range."""
     text = str(text)
-    if not (text.isascii() and text.isdigit() and int(text) >= least):
-        raise BadParameter(f"not a whole number from {least} on: {text!r}")
+    # Python reads no number of more than 4,300 digits.
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and least <= int(text) <= most):
+        shown = text if len(text) < 40 else f"{text[:40]}..."
+        raise BadParameter(f"not a whole number from {least} to {most}: {shown!r}")
     return int(text)
 
 
-def positive(text: str | int) -> int:
-    """A whole number from 1 on."""
-    return whole_number(text, 1)
+def units(text: str | int) -> int:
+    """A number of processes or devices."""
+    return whole_number(text, 1, MOST_UNITS)
+
+
+def tokens(text: str | int) -> int:
+    """A number of tokens of a sequence."""
+    return whole_number(text, 1, MOST_TOKENS)
 
 
 def seed_and_folder(text: str, option: str = "--policy") -> tuple[int, Path]:
