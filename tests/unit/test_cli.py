@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from tailrl.cli import commands, main
+from tailrl.cli import jobs, main
 from tailrl.cli.command_line import app
 from tailrl.cli.commands import HELP_GROUPS
 from tailrl.cli.values import seed_and_folder
@@ -310,7 +310,7 @@ def shown_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
 
 
 COMMANDS = get_command(app)
-GROUPS = {(): COMMANDS, ("job",): COMMANDS.commands["job"]}  # type: ignore[attr-defined]
+GROUPS = {(): COMMANDS, ("job",): get_command(jobs.app)}
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=lambda group: group or "all")
@@ -356,7 +356,7 @@ def test_ctrl_c_ends_a_command_as_it_ends_python(monkeypatch: pytest.MonkeyPatch
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(commands, "read_study", interrupt)
+    monkeypatch.setattr("tailrl.config.load.read_study", interrupt)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     with pytest.raises(KeyboardInterrupt):
         call(monkeypatch, "check", "x.yaml")
@@ -372,7 +372,8 @@ TRAIN = "--settings={} --seed=0 --policy=p --problems=p --out=x --wandb=w"
 def test_ctrl_c_is_one_sentence(command: str, words: str, goes_on: str) -> None:
     stop = "def stop(*_): raise KeyboardInterrupt\n"
     script = (
-        f"from tailrl.cli import commands, jobs, main\n{stop}commands.read_study = jobs.parse_settings = stop\nmain()"
+        f"from tailrl.cli import jobs, main\nfrom tailrl.config import load\n{stop}"
+        "load.read_study = jobs.parse_settings = stop\nmain()"
     )
     given = [*command.split(), *words.split()]
     ended = subprocess.run([sys.executable, "-c", script, *given], capture_output=True, text=True, check=False)

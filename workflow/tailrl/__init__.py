@@ -58,8 +58,8 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         from tailrl.runtime.extras import not_installed
 
-        whole = _HOME[name].partition(".")[0] in ("training", "model")
-        words = not_installed(error, f"tailrl.{name}", whole)
+        extra = {"training": "study", "model": "study", "integrations": "trl"}.get(_HOME[name].partition(".")[0])
+        words = not_installed(error, f"tailrl.{name}", extra)
         words = words or f"tailrl.{name} needs {error.name}, which is not installed"
         # `hasattr` and `help` go on after an AttributeError, whose words `from tailrl import ...` would not show.
         kind = ImportError if sys._getframe(1).f_code.co_name == "_handle_fromlist" else AttributeError

@@ -5,10 +5,8 @@ from typing import Any
 import typer
 
 from docsite.markdown import plain, table
-from tailrl.cli.command_line import HELP, app
-
-JOBS = "job"
-"""The group of the commands that Snakemake's rules call."""
+from tailrl.cli import jobs as workflow_jobs
+from tailrl.cli.command_line import HELP, JOBS, JOBS_HELP, app
 
 
 def commands_page() -> str:
@@ -22,8 +20,9 @@ def commands_page() -> str:
     for panel, commands in by_panel.items():
         parts.append(f"## {panel}\n")
         parts += map(_command, commands)
-    parts.append(f"## Jobs\n\n{plain(group.commands[JOBS].help or '')}\n")
-    jobs = group.commands[JOBS].commands.items()
+    parts.append(f"## Jobs\n\n{plain(JOBS_HELP)}\n")
+    workflow: Any = typer.main.get_command(workflow_jobs.app)
+    jobs = workflow.commands.items()
     parts.append(table(("command", "what it does"), ((f"`tailrl job {n}`", _line(c.help)) for n, c in jobs)))
     return "\n".join(parts)
 

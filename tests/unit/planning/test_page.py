@@ -9,7 +9,6 @@ from tailrl.cli.command_line import run
 from tailrl.config.jobs import Run
 from tailrl.config.load import parse_study, read_study
 from tailrl.config.study import Study
-from tailrl.planning import memory
 from tailrl.planning.jobs import host_bytes, what_would_fit
 from tailrl.planning.machine import Machine, read_machine
 from tailrl.planning.memory import engine_memory, peak, place, training_memory
@@ -45,11 +44,6 @@ def test_what_lies_there_all_the_time() -> None:
             for run in (run_of(), run_of(optimizer="sgd"))
         )
         assert (adamw, sgd) == (16 * LARGE.parameters / devices, 12 * LARGE.parameters / devices)
-
-
-def test_the_constants_of_the_fused_log_probs() -> None:
-    passes = pytest.importorskip("tailrl.kernels.cuda_passes", reason="needs Triton", exc_type=ImportError)
-    assert (memory.GPU_MATRIX_BYTES, memory.GPU_KEPT_BYTES) == (passes.MATRIX_BYTES, passes.KEPT_BYTES)
 
 
 def test_checkpointing_keeps_a_layers_input() -> None:

@@ -5,7 +5,11 @@
 
 import os
 
-from tailrl.cli.job_client import ask
+OFFER = "TAILRL_JOB_SERVER"
+"""Set by the Snakefile: the id of Snakemake's process, with which a server ends, what jobs import (see `job_server`),
+and a private folder, in which servers have their sockets: no other user reaches one.
+
+Jobs of several ranks, which start their own processes, are offered none."""
 
 
 def main() -> None:
@@ -14,7 +18,10 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    ask()
+    if OFFER in os.environ:
+        from tailrl.cli.job_client import ask
+
+        ask()
     from tailrl.cli.command_line import run
 
     run()

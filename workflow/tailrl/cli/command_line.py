@@ -4,25 +4,40 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer import Option, Typer
 from typer.core import TyperGroup, TyperOption
 from typer.exceptions import TyperException
 
-from tailrl.cli import commands, jobs
+from tailrl import __version__
+from tailrl.cli import commands
 from tailrl.cli.values import Noted
 from tailrl.runtime.errors import StudyError, masked, printable, reason, say
-from tailrl.runtime.extras import not_installed
-from tailrl.runtime.launch import tell_launcher
 from tailrl.runtime.limits import out_of_memory
 from tailrl.runtime.timeouts import EngineError, limit_the_end
 
 HELP = "Checks, plans and publishes studies, which Snakemake runs. `tailrl COMMAND --help` says more."
+JOBS_HELP = "The jobs of the workflow, as its rules call them."
+
+
+EXTRAS = {"diagnose": None, "demo": None, "probe": "probe"}
+"""The extra that a command needs as a whole; None: the one that its file needs. All other commands need `study`."""
+JOBS = "job"
+"""The group of the commands that Snakemake's rules call."""
 
 
 class _Commands(TyperGroup):
-    """All commands on one screen: without a box for `--help`, which the text above the list names."""
+    """All commands on one screen: without a box for options. The jobs' own commands are imported when one is called."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[:1] == [JOBS]:
+            from tailrl.cli import jobs
+
+            self.commands[JOBS] = typer.main.get_command(jobs.app)
+            self.commands[JOBS].name = JOBS
+        return super().resolve_command(ctx, args)
 
     def get_help_option(self, ctx: Any) -> TyperOption | None:
         option = super().get_help_option(ctx)
@@ -31,11 +46,25 @@ class _Commands(TyperGroup):
         return option
 
 
-app = typer.Typer(name="tailrl", cls=_Commands, help=HELP, add_completion=False, rich_markup_mode="markdown")
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"tailrl {__version__}")
+        raise typer.Exit
+
+
+def _options(
+    _: Annotated[bool, Option("--version", is_eager=True, hidden=True, callback=_print_version)] = False,
+) -> None:
+    """The options of `tailrl` itself."""
+
+
+app = typer.Typer(
+    name="tailrl", cls=_Commands, help=HELP, callback=_options, add_completion=False, rich_markup_mode="markdown"
+)
 for panel, group in commands.HELP_GROUPS.items():
     for command in group:
         app.command(rich_help_panel=panel, cls=Noted)(command)
-app.add_typer(jobs.app, name="job", rich_help_panel="Study")
+app.add_typer(Typer(callback=lambda: None), name=JOBS, help=JOBS_HELP, rich_help_panel="Study")
 
 
 def run() -> None:
@@ -82,8 +111,10 @@ def _invoke(context: Any) -> None:
     try:
         context.command.invoke(context)
     except ModuleNotFoundError as error:
-        name = context.invoked_subcommand
-        sentence = not_installed(error, str(name), whole=name != "diagnose")
+        from tailrl.runtime.extras import not_installed
+
+        name = str(context.invoked_subcommand)
+        sentence = not_installed(error, name, extra=EXTRAS.get(name, "study"))
         if sentence is None:
             raise
         raise StudyError(sentence) from None
@@ -102,4 +133,9 @@ def _refusal(error: Exception, out: Path | None) -> str | None:
 
 
 def _end(sentence: str) -> NoReturn:
-    sys.exit(1 if tell_launcher(sentence) else f"tailrl: {printable(sentence)}")
+    if os.name == "posix":
+        from tailrl.runtime.launch import tell_launcher
+
+        if tell_launcher(sentence):
+            sys.exit(1)
+    sys.exit(f"tailrl: {printable(sentence)}")

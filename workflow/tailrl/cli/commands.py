@@ -9,9 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Exit, Option
 
 from tailrl.cli.values import tokens, units, whole_number
-from tailrl.config.load import named_alike, parse_settings, read_study, validated
-from tailrl.config.study import Study
-from tailrl.runtime.devices import take
 from tailrl.runtime.errors import StudyError, writing
 
 if TYPE_CHECKING:
@@ -25,6 +22,8 @@ Folder = Annotated[
 
 def check(study: StudyFiles) -> None:
     """Check study files, and count their arms and runs."""
+    from tailrl.config.load import named_alike, read_study
+
     for path in study:
         found = read_study(path)
         try:
@@ -51,6 +50,7 @@ def plan(
     ] = None,
 ) -> None:
     """Estimate a study's memory, time and disk; end with 1 where it does not fit."""
+    from tailrl.config.load import read_study
     from tailrl.planning.jobs import what_would_fit
     from tailrl.planning.machine import read_machine
     from tailrl.planning.page import plan_page
@@ -63,6 +63,8 @@ def plan(
 
 def schema() -> None:
     """Print the JSON schema of a study file."""
+    from tailrl.config.study import Study
+
     print(json.dumps(Study.model_json_schema(), indent=2, ensure_ascii=False))
 
 
@@ -70,6 +72,8 @@ def download(
     study: Annotated[str, Argument(metavar="STUDY", help="a study file, or JSON text of one", show_default=False)],
 ) -> None:
     """Fetch the data sets and the model of a study, for nodes without a network."""
+    from tailrl.config.load import parse_settings, read_study
+    from tailrl.config.study import Study
     from tailrl.model.download import download_inputs
 
     fetched = download_inputs(parse_settings(Study, study) if study.lstrip().startswith("{") else read_study(study))
@@ -82,6 +86,7 @@ def across(
     out: Annotated[Path, Option(help="what to write, without its ending: OUT.md, OUT.csv, OUT.svg")],
 ) -> None:
     """Compare studies with the same arms: score, kept mass, mismatch."""
+    from tailrl.config.load import read_study
     from tailrl.report.study import write_across
 
     write_across([read_study(path) for path in study], results, out)
@@ -203,7 +208,9 @@ def probe(
     ] = None,
 ) -> None:
     """Measure the mismatch of a model: an engine samples, the trainer scores."""
+    from tailrl.config.load import validated
     from tailrl.config.probe import ProbeSettings
+    from tailrl.runtime.devices import take
 
     dtype = dtype or ("float32" if engine == "exact" else "bfloat16")
     formats = {"dtype": dtype, "kv_cache_dtype": kv_cache_dtype, "quantization": quantization}

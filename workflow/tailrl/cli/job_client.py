@@ -21,13 +21,9 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from tailrl.cli import OFFER
 from tailrl.cli.job_title import PADDING, set_title
 
-OFFER = "TAILRL_JOB_SERVER"
-"""Set by the Snakefile: the id of Snakemake's process, with which a server ends, what jobs import (see there), and a
-private folder, in which servers have their sockets: no other user reaches one.
-
-Jobs of several ranks, which start their own processes, are offered none."""
 SERVED = ("train", "evaluate", "compare")
 """The jobs that import torch and of which a study has several."""
 BEFORE = "policy"

@@ -29,8 +29,8 @@ from tailrl.runtime.imports import without
 from tailrl.runtime.launch import launch
 from tailrl.runtime.limits import enough_address_space, enough_shared_memory
 
-app = Typer(help="The jobs of the workflow, as its rules call them.", rich_markup_mode="markdown")
-app.callback(help=app.info.help)(enough_address_space)
+app = Typer(add_completion=False, rich_markup_mode="markdown")
+app.callback(help="The jobs of the workflow, as its rules call them.")(enough_address_space)
 command = partial(app.command, cls=Noted)
 
 SettingsText = Annotated[str, Option(help="the job's settings: JSON text, or a file that holds it", metavar="JSON")]

@@ -3,10 +3,13 @@
 from dataclasses import dataclass, fields
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.diagnosis.log import IntArray, Log
 from tailrl.diagnosis.measure import LOGPROB_ROUNDING
+
+BoolArray = NDArray[np.bool_]
 
 BASES = ("advantage", "reward")
 """What the gradient's direction is taken with: the first that the log has."""

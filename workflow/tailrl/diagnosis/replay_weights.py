@@ -1,21 +1,27 @@
-"""The objective's own weight of each token of a log: of a correction, of DVP, and of a loss of the ratio."""
+"""Each token's weight under a remedy, in NumPy: of a correction, of DVP, and of a loss of the ratio.
 
+The definitions are those of `corrections.py`, `rejections.py`, `ratio_losses.py` and `safe_set.py` in `objective/`.
+Those need torch, and a diagnosis does not; `tests/unit/diagnosis/test_replay_weights.py` holds both to the same
+numbers. Where a loss is not linear in log π, its derivative is written out here.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from tailrl.artifacts.metrics import FloatArray
-from tailrl.config.arm import Clip, Correction
+from tailrl.config.arm import LIMITED, Clip, Correction
+from tailrl.config.rejection import LOG_STATISTICS, Rejection
 from tailrl.config.vocabulary import Vocabulary
-from tailrl.diagnosis.replay_sums import SoundTokens
-from tailrl.objective.corrections import weigh
-from tailrl.objective.ratio_losses import RATIO_LOSSES, RatioTokens
-from tailrl.objective.safe_set import safe_set
-from tailrl.runtime.errors import StudyError
+from tailrl.diagnosis.replay_sums import BoolArray, SoundTokens
 
 ReplaySettings = Correction | Vocabulary | Clip
+
+SAPO_TEMPERATURES = (1.0, 1.05)
+VESPO_POSITIVE, VESPO_NEGATIVE = (2.0, 3.0), (3.0, 2.0)
+VESPO_BOUNDS = (np.log(1e-8), 20.0)
+SATURATED = 80.0  # nats; SAPO's sigmoid is flat there
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,40 +39,235 @@ def by_advantage(settings: ReplaySettings) -> bool:
     return isinstance(settings, Correction) and any(rule.when != "always" for rule in settings.reject)
 
 
+@np.errstate(over="ignore", invalid="ignore", divide="ignore")  # an overflow is an answer here
 def token_weights(tokens: SoundTokens, settings: ReplaySettings) -> TokenWeights | None:
-    """Each token's weight; None: one overflows. DVP keeps what lies in both sides' sets."""
+    """Each token's weight; None: one overflows float64. DVP keeps what lies in both sides' sets."""
     if isinstance(settings, Vocabulary):
-        return TokenWeights(_dvp(tokens, settings))
-    names = ("sequence_T", "infer_T", "advantage_T", "moved_T")
-    sequence_T, infer_T, advantage_T, moved_T = (torch.from_numpy(getattr(tokens, name)) for name in names)
-    delta_T = torch.from_numpy(tokens.train_T - tokens.infer_T)
-    if isinstance(settings, Clip):
-        weight_T = _gradient(delta_T + moved_T, advantage_T, sequence_T, tokens.count, settings)
-        return TokenWeights(weight_T.numpy()) if weight_T.isfinite().all() else None
-    try:
-        found = weigh(delta_T, moved_T, sequence_T, tokens.count, settings, infer_T, advantage_T)
-    except StudyError:  # of a weight that overflows: all else was checked before
-        return None
-    return TokenWeights(found.weight_T.numpy(), found.ratio_X.numpy() if settings.normalise else None)
+        found = TokenWeights(_dvp(tokens, settings))
+    elif isinstance(settings, Clip):
+        found = TokenWeights(RATIO_LOSSES[settings.loss](tokens, settings))
+    else:
+        found = _correction(tokens, settings)
+    return found if np.isfinite(found.weight_T).all() else None
 
 
-def _gradient(ratio_T: Tensor, advantage_T: Tensor, sequence_T: Tensor, count: int, clip: Clip) -> Tensor:
-    """The factor of A ∇ log π in the gradient of a loss of the ratio to the sampler, exp(`ratio_T`).
+# --- sums over responses ---------------------------------------------------------------------------------
 
-    The term is linear in A for a given sign, so A is ±1 here; where A is 0 nothing is learned, and it counts as −1.
-    """
-    sign_T = torch.where(advantage_T > 0, 1.0, -1.0).to(ratio_T)
-    log_T = ratio_T.requires_grad_()  # Δ and log π differ by a constant
-    bounds, limit = (clip.low, clip.high), clip.log_ratio_limit
-    tokens = RatioTokens(log_T, log_T, sign_T, sequence_T, count, bounds, limit, dual=clip.dual)
-    term_T, _ = RATIO_LOSSES[clip.loss](tokens)
-    [gradient_T] = torch.autograd.grad(term_T.sum(), log_T)
-    return gradient_T * sign_T
+
+def _sum(values_T: FloatArray, tokens: SoundTokens) -> FloatArray:
+    """Sums over each response, [N]."""
+    return np.bincount(tokens.sequence_T, values_T, tokens.count).astype(np.float64)
+
+
+def _mean(values_T: FloatArray, tokens: SoundTokens) -> FloatArray:
+    """Means over each response, [N]; every response here has a token."""
+    return _sum(values_T, tokens) / np.bincount(tokens.sequence_T, minlength=tokens.count)
+
+
+def _largest(values_T: FloatArray, tokens: SoundTokens) -> FloatArray:
+    """Largest value of each response, [N]."""
+    largest_N = np.full(tokens.count, -np.inf)
+    np.maximum.at(largest_N, tokens.sequence_T, values_T)
+    return largest_N
+
+
+def _limited(log_ratio: FloatArray, limit: float | None) -> FloatArray:
+    """Log-ratios within ± `limit` nats; None: as they are."""
+    return log_ratio if limit is None else np.clip(log_ratio, -limit, limit)
+
+
+# --- corrections -----------------------------------------------------------------------------------------
+
+
+def _correction(tokens: SoundTokens, correction: Correction) -> TokenWeights:
+    """A token's weight times its response's; 0 where either is rejected, and in a response with a veto."""
+    delta_T = tokens.train_T - tokens.infer_T
+    token_T, sequence_N = _token_ratio(delta_T, correction), _sequence_ratio(tokens, delta_T, correction)
+    normalised_by = sequence_N if correction.token == "none" else token_T
+    dropped_N = np.zeros(tokens.count, bool)
+    for rule in correction.reject:
+        falls_X = _rejected(rule, tokens, correction.log_ratio_limit)
+        if rule.by == "token":
+            token_T = np.where(falls_X, 0.0, token_T)
+        else:
+            dropped_N |= falls_X
+    if correction.veto is not None:
+        dropped_N |= _largest(-delta_T, tokens) > -np.log(correction.veto)
+    if correction.veto_above is not None:
+        dropped_N |= _largest(delta_T, tokens) > np.log(correction.veto_above)
+    sequence_T = np.where(dropped_N, 0.0, sequence_N)[tokens.sequence_T]
+    # A zero wins over an infinity: what is dropped weighs 0, whatever its ratio.
+    weight_T = np.where((token_T == 0) | (sequence_T == 0), 0.0, token_T * sequence_T)
+    return TokenWeights(weight_T, normalised_by if correction.normalise else None)
+
+
+def _token_ratio(delta_T: FloatArray, correction: Correction) -> FloatArray:
+    delta_T = _limited(delta_T, correction.log_ratio_limit)
+    most, least = correction.token_threshold, correction.token_lower
+    if correction.token == "none":
+        return np.ones(len(delta_T))
+    if correction.token == "tis":
+        return np.clip(np.exp(delta_T), least, most)
+    if correction.token == "mask":
+        return np.where(_within(delta_T, most, least), np.exp(delta_T), 0.0)
+    return np.exp(delta_T)
+
+
+def _sequence_ratio(tokens: SoundTokens, delta_T: FloatArray, correction: Correction) -> FloatArray:
+    name, most, least = correction.sequence, correction.limit, correction.sequence_lower
+    if name == "none":
+        return np.ones(tokens.count)
+    judged_T = delta_T if correction.rejects == "r_corr" else tokens.moved_T
+    if name in LIMITED:
+        ratio_N = np.exp(_limited(_sum(judged_T, tokens), correction.log_ratio_limit))
+        if name == "tis":
+            return np.clip(ratio_N, least, most)
+        outside_N = (ratio_N > most) | (ratio_N < (least or 0.0))
+        return np.where(outside_N, 0.0, ratio_N) if name == "mis" else ratio_N
+    if name == "geometric":
+        kept_N = _within(_mean(judged_T, tokens), most, least)
+    elif name == "reject_k1":
+        kept_N = np.abs(_mean(judged_T, tokens)) <= most
+    elif name == "reject_k3":
+        kept_N = _mean(np.expm1(judged_T) - judged_T, tokens) <= most
+    else:
+        raise NotImplementedError(f"a remedy of objective/remedies is not replayed: {name}")
+    return kept_N.astype(np.float64)
+
+
+def _within(log_ratio: FloatArray, most: float, least: float | None) -> BoolArray:
+    """Where a ratio lies within [1/C, C], or [least, C]; the bounds themselves count."""
+    lower = -np.log(most) if least is None else np.log(least)
+    within: BoolArray = (log_ratio >= lower) & (log_ratio <= np.log(most))
+    return within
+
+
+# --- rejections ------------------------------------------------------------------------------------------
+
+
+def _tv(ratio_T: FloatArray, logq_T: FloatArray) -> FloatArray:
+    """p − q; far from 1 the difference of the two, since 0 × ∞ is no number."""
+    gap_T = np.exp(logq_T) * np.expm1(ratio_T)
+    return np.where(np.isfinite(gap_T), gap_T, np.exp(logq_T + ratio_T) - np.exp(logq_T))
+
+
+def _kl(ratio_T: FloatArray, logq_T: FloatArray) -> FloatArray:
+    """KL of (q, 1−q) from (p, 1−p), with the sign of p − q."""
+    p_T, q_T = (np.exp(np.minimum(x, 0.0)) for x in (logq_T + ratio_T, logq_T))
+    others_T = np.where(q_T == 1, 0.0, (1 - q_T) * np.log1p(-q_T) - (1 - q_T) * np.log1p(-p_T))
+    signed_T: FloatArray = np.sign(ratio_T) * (others_T - q_T * ratio_T)
+    return signed_T
+
+
+STATISTICS: dict[str, Callable[[FloatArray, FloatArray], FloatArray]] = {
+    "k1": lambda ratio_T, _: -ratio_T,
+    "k2": lambda ratio_T, _: ratio_T**2 / 2,
+    "k3": lambda ratio_T, _: np.expm1(ratio_T) - ratio_T,
+    "tv": _tv,
+    "kl": _kl,
+}
+"""How far two policies are apart at a token: from log r = log p/q and log q, [T]."""
+
+REDUCTIONS = {"sum": _sum, "mean": _mean, "max": _largest}
+
+
+def _rejected(rule: Rejection, tokens: SoundTokens, limit: float | None) -> BoolArray:
+    """Which tokens, [T], or responses, [N], a rule drops."""
+    delta_T = tokens.train_T - tokens.infer_T
+    ratio_T = {"r_corr": delta_T, "r_ppo": tokens.moved_T, "r_rollout": delta_T + tokens.moved_T}[rule.ratio]
+    if rule.of in LOG_STATISTICS:
+        ratio_T = _limited(ratio_T, limit)
+    logq_T = tokens.infer_T + delta_T if rule.ratio == "r_ppo" else tokens.infer_T
+    value_X, advantage_X = STATISTICS[rule.of](ratio_T, logq_T), tokens.advantage_T
+    if rule.by != "token":
+        value_X, advantage_X = REDUCTIONS[rule.by](value_X, tokens), _mean(advantage_X, tokens)
+    above_X = value_X > (np.inf if rule.above is None else rule.above)
+    below_X = value_X < (-np.inf if rule.below is None else rule.below)
+    if rule.when == "outward":
+        return np.where(advantage_X > 0, above_X, below_X)
+    return (above_X | below_X) & (advantage_X < 0) if rule.when == "negative" else above_X | below_X
+
+
+# --- losses of the ratio: the factor of A ∇ log π in their gradients ---------------------------------------
+
+
+def _positive(tokens: SoundTokens) -> BoolArray:
+    """Where the advantage is above 0; at 0 nothing is learned, and it counts as negative."""
+    return tokens.advantage_T > 0
+
+
+def _log_ratio(tokens: SoundTokens) -> FloatArray:
+    """log r of the trainer's present policy to the sampler."""
+    return tokens.train_T - tokens.infer_T + tokens.moved_T
+
+
+def _unclipped(ratio_T: FloatArray, tokens: SoundTokens, clip: Clip) -> FloatArray:
+    """The ratio, 0 where min(r A, clip(r) A) is the clipped one."""
+    acts_T = np.where(_positive(tokens), ratio_T > 1 + clip.high, ratio_T < 1 - clip.low)
+    return np.where(acts_T, 0.0, ratio_T)
+
+
+def _ppo(tokens: SoundTokens, clip: Clip) -> FloatArray:
+    log_T = _log_ratio(tokens)
+    weight_T = _unclipped(np.exp(log_T), tokens, clip)
+    flat_T = np.zeros(len(log_T), bool) if clip.log_ratio_limit is None else np.abs(log_T) > clip.log_ratio_limit
+    if clip.dual is not None:
+        flat_T |= ~_positive(tokens) & (log_T > np.log(clip.dual))
+    return np.where(flat_T, 0.0, weight_T)
+
+
+def _free(tokens: SoundTokens, clip: Clip) -> FloatArray:
+    log_T = _log_ratio(tokens)
+    return np.where(np.abs(log_T) > (clip.log_ratio_limit or np.inf), 0.0, np.exp(log_T))
+
+
+def _gspo(tokens: SoundTokens, clip: Clip) -> FloatArray:
+    mean_T = _mean(_log_ratio(tokens), tokens)[tokens.sequence_T]
+    flat_T = mean_T > (clip.log_ratio_limit or np.inf)
+    return np.where(flat_T, 0.0, _unclipped(np.exp(mean_T), tokens, clip))
+
+
+def _cispo(tokens: SoundTokens, clip: Clip) -> FloatArray:
+    return np.clip(np.exp(_log_ratio(tokens)), 1 - clip.low, 1 + clip.high)
+
+
+def _sapo(tokens: SoundTokens, clip: Clip) -> FloatArray:
+    """d/dlog r of (4/τ) σ(τ (r − 1))."""
+    log_T = _log_ratio(tokens)
+    tau_T = np.where(_positive(tokens), *SAPO_TEMPERATURES)
+    ratio_T = np.exp(np.minimum(log_T, SATURATED))
+    gate_T = 1 / (1 + np.exp(-tau_T * (ratio_T - 1)))
+    flat_T = (np.abs(log_T) > (clip.log_ratio_limit or np.inf)) | (log_T > SATURATED)
+    return np.where(flat_T, 0.0, 4 * gate_T * (1 - gate_T) * ratio_T)
+
+
+def _vespo(tokens: SoundTokens, clip: Clip) -> FloatArray:
+    """φ(w) = w^k e^{λ (1 − w)}, w the response's ratio."""
+    log_w_N = np.clip(_sum(_limited(_log_ratio(tokens), clip.log_ratio_limit), tokens), *VESPO_BOUNDS)
+    log_w_T = log_w_N[tokens.sequence_T]
+    (k_positive, lambda_positive), (k_negative, lambda_negative) = VESPO_POSITIVE, VESPO_NEGATIVE
+    k_T = np.where(_positive(tokens), k_positive, k_negative)
+    lambda_T = np.where(_positive(tokens), lambda_positive, lambda_negative)
+    phi_T: FloatArray = np.exp(k_T * log_w_T + lambda_T * (1 - np.exp(log_w_T)))
+    return phi_T
+
+
+RATIO_LOSSES: dict[str, Callable[[SoundTokens, Clip], FloatArray]] = {
+    "ppo": _ppo,
+    "free": _free,
+    "gspo": _gspo,
+    "cispo": _cispo,
+    "sapo": _sapo,
+    "vespo": _vespo,
+}
+
+
+# --- DVP -------------------------------------------------------------------------------------------------
 
 
 def _dvp(tokens: SoundTokens, settings: Vocabulary) -> FloatArray:
+    """1 where log π is at least that of the most likely token plus ln ρ, on both sides; an unknown one counts as 1."""
     kept_T = np.ones(len(tokens.train_T), bool)
     for logp_T, top_T in ((tokens.train_T, tokens.train_top_T), (tokens.infer_T, tokens.infer_top_T)):
-        pair_T2 = torch.from_numpy(np.stack([np.nan_to_num(top_T), logp_T], 1))
-        kept_T &= safe_set(pair_T2, settings.rule, settings.threshold(1))[:, 1].numpy()
+        kept_T &= logp_T >= np.maximum(np.nan_to_num(top_T), logp_T) + settings.threshold(1)
     return kept_T.astype(np.float64)

@@ -14,10 +14,9 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from tailrl.kernels.row_sums import RowSums
+from tailrl.kernels.sizes import CHUNK_BYTES, CHUNK_ROWS
 from tailrl.objective.safe_set import logit_cut
 
-CHUNK_ROWS = 256  # at most 256: an entry stores its row of the chunk in one byte
-CHUNK_BYTES = 64 * 2**20  # of a chunk's logits, the largest tensor held at a time
 KEPT_DENSITY = 0.4  # share of safe entries up to which keeping them is cheaper than computing again
 BLOCK_TOKENS = 4096  # tokens at a time, for numbers per token or per entry
 CACHED_TOKENS = 2048  # tokens whose rows of the weight stay in cache

@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tailrl.kernels.row_sums import RowSums
+from tailrl.kernels.sizes import GPU_KEPT_BYTES as KEPT_BYTES
+from tailrl.kernels.sizes import GPU_MATRIX_BYTES as MATRIX_BYTES
 from tailrl.kernels.triton_kernels import block_sums, keep_safe, safe_sums, spread_computed, spread_kept
 
 BLOCK_TOKENS = 4096  # of a program; at most 2¹⁶, since an entry keeps a token's offset in two bytes
 ENTRIES_STEP = 1024  # kept entries of a row and block that a program writes at once
-MATRIX_BYTES = 2**30  # of logits in the forward, of their gradient in the backward: the largest tensor held at a time
-KEPT_BYTES = 2**30  # of all entries kept by one call; rows beyond it are computed again
 KEPT_DENSITY = 0.25  # share of safe entries with room, within KEPT_BYTES
 ALIGNED = 64  # columns: rows that do not start at a multiple of 16 bytes make a product several times slower
 WARPS = 8

@@ -32,12 +32,9 @@ from tailrl.kernels.cpu_chunks import (
     chunks,
 )
 from tailrl.kernels.row_sums import RowSums, outputs
+from tailrl.kernels.sizes import KEPT_BYTES
 from tailrl.objective.safe_set import TokenLogprobs, check_rows, checked
 from tailrl.runtime.errors import NumericalError, StudyError
-
-# Limit for one call, so that memory stops growing with T. The backward finds the entries of later chunks again, for one
-# of the three matmuls.
-KEPT_BYTES = 64 * 2**20
 
 
 def constrained_logprobs(

@@ -13,12 +13,10 @@ from torch.utils.checkpoint import checkpoint
 
 from tailrl.config.arm import Correction
 from tailrl.config.vocabulary import Vocabulary
+from tailrl.kernels.sizes import GPU_LOGITS_AT_ONCE, LOGITS_AT_ONCE
 from tailrl.objective.centering import expected_score
 from tailrl.objective.safe_set import TokenLogprobs, at_least_float32, safe_set, token_logprobs
 from tailrl.runtime.heap import give_back_freed
-
-LOGITS_AT_ONCE, GPU_LOGITS_AT_ONCE = 2**21, 2**25
-"""Logits in a chunk: 8 MiB of float32, as a CPU's cache likes, or 128; the backward holds some ten such tensors."""
 
 
 def rows_at_once(vocabulary_size: int, gpu: bool) -> int:

@@ -104,8 +104,8 @@ def reject_k3(delta_T: Tensor, sequence_T: Tensor, count: int, threshold: float)
 
 def _within(log_ratio: Tensor, threshold: float, lower: float | None) -> Tensor:
     """Where a ratio lies within [1/C, C], or [lower, C]; the bounds themselves count."""
-    most = torch.tensor(threshold).log()
-    least = -most if lower is None else torch.tensor(lower).log()
+    most = torch.tensor(threshold, dtype=log_ratio.dtype).log()
+    least = -most if lower is None else torch.tensor(lower, dtype=log_ratio.dtype).log()
     return (log_ratio >= least) & (log_ratio <= most)
 
 
@@ -311,7 +311,7 @@ def _vetoes(correction: Correction, delta_T: Tensor) -> Tensor:
     """Tokens whose ratio discards their sequence."""
     found_T = torch.zeros_like(delta_T, dtype=torch.bool)
     if correction.veto is not None:
-        found_T |= delta_T < torch.tensor(correction.veto).log()
+        found_T |= delta_T < torch.tensor(correction.veto, dtype=delta_T.dtype).log()
     if correction.veto_above is not None:
-        found_T |= delta_T > torch.tensor(correction.veto_above).log()
+        found_T |= delta_T > torch.tensor(correction.veto_above, dtype=delta_T.dtype).log()
     return found_T

@@ -11,9 +11,15 @@ from dataclasses import dataclass
 
 from tailrl.config.jobs import Run
 from tailrl.config.sampler import SamplerSettings
-from tailrl.kernels.cpu_chunks import CHUNK_BYTES, CHUNK_ROWS
-from tailrl.kernels.logprobs import KEPT_BYTES
-from tailrl.kernels.whole_rows import GPU_LOGITS_AT_ONCE, LOGITS_AT_ONCE
+from tailrl.kernels.sizes import (
+    CHUNK_BYTES,
+    CHUNK_ROWS,
+    GPU_KEPT_BYTES,
+    GPU_LOGITS_AT_ONCE,
+    GPU_MATRIX_BYTES,
+    KEPT_BYTES,
+    LOGITS_AT_ONCE,
+)
 from tailrl.planning.machine import Machine
 from tailrl.planning.shapes import Shape
 from tailrl.planning.work import Work
@@ -26,8 +32,6 @@ SCALE_BYTES = 2
 """Of a scale of int4; each group of inputs has one."""
 VLLM_CPU_CACHE = 2**30
 """The cache that `rollout.vllm` sets on a CPU, bytes."""
-GPU_MATRIX_BYTES = GPU_KEPT_BYTES = 2**30
-"""The limits of `kernels.cuda_passes`, repeated here because importing it needs Triton."""
 PASSING = ("weights at work", "gradients at work", "activations", "log-probs")
 """The trainer's parts that exist only during an update."""
 

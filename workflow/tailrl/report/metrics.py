@@ -4,7 +4,7 @@ from pathlib import Path
 
 import yaml
 
-from tailrl.report.page import render
+from tailrl.runtime.templates import renderer
 from tailrl.tracking.metrics import CURRICULUM, METRICS, NOTATION, ROUTING, VERIFICATION
 
 # Not beside the metrics: training depends on those.
@@ -12,6 +12,8 @@ ALIASES: dict[str, dict[str, dict[str, str]]] = yaml.safe_load(
     Path(__file__).with_name("aliases.yaml").read_text(encoding="utf-8")
 )
 """By framework and its name of a metric: our key, and a note where the values differ."""
+
+render = renderer(Path(__file__).parent / "templates")  # that of `report.page` needs SciPy and matplotlib
 
 
 def metrics_page() -> str:

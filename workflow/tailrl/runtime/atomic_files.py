@@ -1,6 +1,5 @@
 """Files that are complete or absent, and their checksums."""
 
-import fcntl
 import hashlib
 import os
 import shutil
@@ -104,6 +103,8 @@ def hold(path: Path) -> IO[bytes] | None:
 
     Raises OSError if the file system has no locks.
     """
+    import fcntl  # not on Windows, where files are read alone
+
     file = path.open("ab")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -118,6 +119,8 @@ def forget_finished(folder: Path) -> None:
 
     It stays if a process trains in it, or if it holds another run's state.
     """
+    import fcntl
+
     try:
         lock = (folder / LOCK).open("a+")
     except OSError:

@@ -5,7 +5,6 @@ locks its GPUs and names them in CUDA_VISIBLE_DEVICES before torch is imported. 
 that ends in any way.
 """
 
-import fcntl
 import os
 import time
 from importlib.metadata import PackageNotFoundError, version
@@ -119,6 +118,8 @@ def take(count: int) -> list[str]:
 
 def _free(folder: Path, allocation: str, devices: list[str], count: int) -> dict[str, IO[bytes]]:
     """Locks of `count` free devices, or none: a job that held some and waited for others could wait for ever."""
+    import fcntl  # Unix has it alone, and commands without GPUs run elsewhere too
+
     found: dict[str, IO[bytes]] = {}
     with (folder / "choosing").open("ab") as chooser:
         fcntl.flock(chooser, fcntl.LOCK_EX)

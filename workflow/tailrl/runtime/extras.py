@@ -5,8 +5,6 @@ import re
 from functools import cache
 
 PACKAGE = "tailrl"
-WHOLE = "study"
-"""The extra that holds all others."""
 
 
 @cache
@@ -21,13 +19,13 @@ def extras() -> dict[str, frozenset[str]]:
     return {name: frozenset(found[name]) for name in sorted(found, key=lambda name: len(found[name]))}
 
 
-def not_installed(error: BaseException, what: str, whole: bool) -> str | None:
+def not_installed(error: BaseException, what: str, extra: str | None = None) -> str | None:
     """The sentence for an import that failed because a library of an extra is missing; None for any other error.
 
     Args:
         error: what the import raised.
-        what: the command or the public name that needs it.
-        whole: whether it needs all that a study needs, and not the one library alone.
+        what: the command, the file or the public name that needs it.
+        extra: the extra that it needs as a whole; None: the smallest one that has the library.
     """
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return None
@@ -35,5 +33,5 @@ def not_installed(error: BaseException, what: str, whole: bool) -> str | None:
     holding = [name for name, libraries in extras().items() if module.replace("_", "-") in libraries]
     if not holding:
         return None
-    extra = WHOLE if whole else holding[0]
-    return f'{what} needs {module}, which is not installed: pip install ".[{extra}]" in a checkout of {PACKAGE}'
+    command = f'pip install ".[{extra or holding[0]}]"'
+    return f"{what} needs {module}, which is not installed: {command} in a checkout of {PACKAGE}"

@@ -3,7 +3,6 @@
 import errno
 import os
 import re
-import resource
 import shutil
 import stat
 from collections.abc import Iterable, Iterator
@@ -13,10 +12,16 @@ from typing import TypeVar
 
 from tailrl.runtime.errors import StudyError, reason
 
+try:
+    import resource
+except ModuleNotFoundError:  # Windows has no such limits
+    resource = None  # type: ignore[assignment]
+
 Value = TypeVar("Value")
 
 MEMORY = 2e9  # bytes of memory that reading a user's file may take
 STACK = 8_000_000  # bytes of a thread's stack
+STATUS = Path("/proc/self/status")  # Linux's account of this process
 MOST_EMPTY_LINES = 1_000_000  # of a text file; compressed they take nothing
 
 LEAST_ADDRESS_SPACE = 2e9
@@ -55,7 +60,7 @@ def out_of_memory(error: BaseException | None) -> str | None:
     """The sentence for an error that comes from a lack of memory, directly or by its causes; None for any other."""
     while error is not None:
         if isinstance(error, MemoryError) or (isinstance(error, Exception) and _REFUSED.search(str(error))):
-            limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+            limit = resource.getrlimit(resource.RLIMIT_AS)[0] if resource else -1
             allowed = f"; ulimit -v allows {limit / 1e6:.0f} MB" if limit >= 0 else ""
             allowed = _ON_GPU if "CUDA" in str(error) else allowed
             return f"no memory is left ({reason(error)}){allowed}"
@@ -79,7 +84,7 @@ def regular(path: str, flags: int) -> int:
 
 @contextmanager
 def limited_memory(size: float, what: str) -> Iterator[None]:
-    """Lets this process take up to `size` bytes of memory more within the block.
+    """Lets this process take up to `size` bytes of memory more within the block; Linux alone counts them.
 
     Raises:
         StudyError: the block, named by `what`, takes more.
@@ -106,18 +111,22 @@ def in_limited_memory(values: Iterable[Value], size: float, what: str) -> Iterat
         yield value
 
 
-def _most(size: float) -> int:
-    """Bytes that RLIMIT_DATA may count once this process has taken `size` more.
+def _most(size: float) -> int | None:
+    """Bytes that RLIMIT_DATA may count once this process has taken `size` more; None where the system counts nothing.
 
     A library may start a thread for each core meanwhile, whose whole stack counts.
     """
-    status = Path("/proc/self/status").read_text(encoding="ascii")
-    used = 1024 * int(re.findall(r"^VmData:\s*(\d+) kB", status, re.MULTILINE)[0])
+    if not STATUS.exists():
+        return None
+    used = 1024 * int(re.findall(r"^VmData:\s*(\d+) kB", STATUS.read_text(encoding="ascii"), re.MULTILINE)[0])
     return used + int(size) + (os.cpu_count() or 1) * STACK
 
 
 @contextmanager
-def _limited(most: int, size: float, what: str) -> Iterator[None]:
+def _limited(most: int | None, size: float, what: str) -> Iterator[None]:
+    if most is None:
+        yield
+        return
     before = resource.getrlimit(resource.RLIMIT_DATA)
     limits = [limit for limit in (most, *before) if limit >= 0]
     resource.setrlimit(resource.RLIMIT_DATA, (min(limits), before[1]))

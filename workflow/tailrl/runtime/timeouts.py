@@ -77,6 +77,8 @@ def last_lines(error: Exception, count: int = 3) -> str:
 
 
 def limit_the_end() -> None:
-    """Ends this process by SIGALRM if its interpreter takes longer than ENDING to end."""
+    """Ends this process by SIGALRM if its interpreter takes longer than ENDING to end; Windows has no such timer."""
+    if not hasattr(signal, "setitimer"):
+        return
     # The last handler registered runs first: before the exits of libraries, which may hang.
     atexit.register(signal.setitimer, signal.ITIMER_REAL, ENDING)
