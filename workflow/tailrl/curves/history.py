@@ -20,6 +20,7 @@ import numpy as np
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.curves.names import known_metric, metric_of_file_name, step_names
 from tailrl.curves.wandb_file import read_wandb_file
+from tailrl.diagnosis.folders import regular_files
 from tailrl.runtime.errors import StudyError, reason
 from tailrl.runtime.jsonl import numbered_lines
 from tailrl.runtime.limits import MEMORY, limited_memory, regular
@@ -80,6 +81,23 @@ def read_all(names: Sequence[str | Path]) -> list[History]:
             return []
         histories.append(history)
     return histories
+
+
+def read_folders(paths: Iterable[Path]) -> list[History]:
+    """The metrics in the files of these folders; of copies of one file, such as each checkpoint's, the longest."""
+    histories: dict[str, tuple[int, History]] = {}
+    for path in paths:
+        for file in sorted(regular_files(path)) if path.is_dir() else [path]:
+            try:
+                history = _of_file(file)
+            except StudyError:  # one of many files is damaged, or is something else
+                continue
+            if history is None or not any(known_metric(curve.name) for curve in history.curves):
+                continue
+            size = sum(len(curve.step_N) for curve in history.curves)
+            if size >= histories.get(file.name, (0, history))[0]:
+                histories[file.name] = size, history
+    return [history for _, history in histories.values()]
 
 
 def _of_file(path: Path) -> History | None:
