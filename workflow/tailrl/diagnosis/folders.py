@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from tailrl.analysis.format import count
 from tailrl.diagnosis.formats import how_to_log
 from tailrl.diagnosis.left_out import LeftOut, RowError
 from tailrl.diagnosis.opened import may_be_log
@@ -67,4 +68,4 @@ def of_folder(paths: Sequence[Path], left_out: LeftOut) -> StudyError:
     if not errors:
         return NoLogError(f"{where}: holds no file that may be a log: JSON, Parquet, Arrow, CSV, npz or .pt")
     first = next((error for error in errors if not str(error).endswith(": is no log")), errors[0])
-    return NoLogError(f"{where}: holds no log of tokens among {len(errors):,} files; the first: {first}")
+    return NoLogError(f"{where}: holds no log of tokens in {count(len(errors), 'file')}; the first: {first}")

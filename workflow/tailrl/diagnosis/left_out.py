@@ -49,6 +49,7 @@ class LeftOut:
 
     def row(self, error: StudyError) -> None:
         """Counts a row that is left out."""
+        self.rows += 1
         reason = error.reason if isinstance(error, RowError) else str(error)
         self.reasons[reason] += 1
         self.first.setdefault(reason, str(error))
@@ -77,6 +78,9 @@ class LeftOut:
             f"The first: {self.first[reason]}."
             for reason, count in self.reasons.most_common()
         ]
+        if self.empty:
+            are = "response has" if self.empty == 1 else "responses have"
+            said.append(f"{self.empty:,} {are} no token that counts.")
         said += [f"{sentence}. What came before was read." for sentence in self.damaged]
         unreadable = [file for file, error in self.files.items() if isinstance(error, DamagedError)]
         no_logs = [file for file in self.files if file not in unreadable]

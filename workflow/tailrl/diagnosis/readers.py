@@ -181,41 +181,32 @@ def sequences(
                 raise row
             names = frozenset(row)
             if names not in known_by_names:
-                if len(known_by_names) > MOST_BAD_ROWS:
+                if len(known_by_names) >= MOST_BAD_ROWS:
                     known_by_names.clear()
                 known_by_names[names] = recognise(names, where, columns)
             known = known_by_names[names]
-            lines = rows_of(row, known, where)
+            lines = list(rows_of(row, known, where))
         except RowError as error:
-            left_out.rows += 1
             left_out.row(error)
-            _give_up(good, left_out)
-            continue
-        step = _step_of(file_name, known)
-        for number in itertools.count():
+            lines = []
+        for number, line in enumerate(lines):
             place = f"{where}, sequence {number}" if number else where
             try:
-                line = next(lines, None)
-                if line is None:
-                    break
-                left_out.rows += 1
-                sequence = row_of(line, known, place, step)
-                if sequence is not None and len(sequence.sampler_T) > MOST_TOKENS_A_SEQUENCE:
-                    raise StudyError(
-                        f"{place}: has {len(sequence.sampler_T):,} tokens, more than {MOST_TOKENS_A_SEQUENCE:,}"
-                    )
+                sequence = row_of(line, known, place, _step_of(file_name, known))
             except RowError as error:
                 left_out.row(error)
-                _give_up(good, left_out)
                 continue
-            if sequence is not None:
-                good += 1
-                yield known.title, sequence
-
-
-def _give_up(good: int, left_out: LeftOut) -> None:
-    if not good and sum(left_out.reasons.values()) >= MOST_BAD_ROWS:
-        raise StudyError(next(iter(left_out.first.values())))
+            left_out.rows += 1
+            if sequence is None:
+                continue
+            if len(sequence.sampler_T) > MOST_TOKENS_A_SEQUENCE:
+                raise StudyError(
+                    f"{place}: has {len(sequence.sampler_T):,} tokens, more than {MOST_TOKENS_A_SEQUENCE:,}"
+                )
+            good += 1
+            yield known.title, sequence
+        if not good and sum(left_out.reasons.values()) >= MOST_BAD_ROWS:
+            raise StudyError(next(iter(left_out.first.values())))
 
 
 def _step_of(file_name: str, known: Format) -> float:

@@ -17,6 +17,7 @@ RESPONSE_IDS = (
     *("sequence_index", "sample_index", "sequence", "sample", "seq", "seq_id", "id", "idx", "index", "row"),
 )  # names of the column that says which response a token is of
 POSITIONS = ("position", "pos", "token_index", "token_position", "position_id", "t")
+MOST_LEADING = 1_000  # rows that are looked at for the first one that is known
 LONGEST_RESPONSE = 10_000_000  # tokens
 
 
@@ -33,6 +34,8 @@ def gathered(rows: Iterable[GivenRow], chosen: Mapping[str, str] | None = None) 
     known: Format | None = None
     for where, row in iterator:
         leading.append((where, row))
+        if len(leading) >= MOST_LEADING:
+            break
         if isinstance(row, RowError):
             continue
         try:
