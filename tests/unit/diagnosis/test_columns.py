@@ -115,11 +115,11 @@ def test_the_last_number_and_ids() -> None:
 # --- files ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", [(3, 2), (3, 1), (1, 1, 1)])
-def test_tables_in_an_npz_file_are_refused(shape: tuple[int, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize("shape", [(3, 2, 1), (1, 1, 1)])
+def test_arrays_of_three_dimensions_in_an_npz_file_are_refused(shape: tuple[int, ...], tmp_path: Path) -> None:
     file = tmp_path / "tokens.npz"
     np.savez(file, **{name: np.zeros(shape) for name in ARRAYS})  # type: ignore[arg-type]
-    with pytest.raises(StudyError, match=r"tokens\.npz: \w+ is a table, not one number a token"):
+    with pytest.raises(StudyError, match=r"tokens\.npz.*: logp_infer is no list of numbers"):
         diagnose(file)
 
 

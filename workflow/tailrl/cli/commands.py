@@ -134,21 +134,40 @@ def diagnose(
     tokenizer: Annotated[
         Path | None, Option(help="tokenizer.json, or a model's folder: the page then shows the tokens' texts")
     ] = None,
+    columns: Annotated[
+        str | None,
+        Option(
+            metavar="ROLE=NAME,...",
+            help="the file's own names: sampler=NAME,trainer=NAME,mask=NAME, ...; names that are not given are the "
+            "known ones",
+        ),
+    ] = None,
 ) -> None:
     """Say what causes the mismatch in the logs of any framework, and what to do."""
     _check_folders(out)
-    from tailrl.curves.history import read_all
+    from tailrl.curves.history import read_all, read_folders
 
     if histories := read_all(logs):
         _tell_curves(histories, out)
         return
     from tailrl.diagnosis.diagnosis import diagnose_parts
+    from tailrl.diagnosis.folders import NoLogError
+    from tailrl.diagnosis.formats import parse_columns
+    from tailrl.diagnosis.left_out import LeftOut
     from tailrl.diagnosis.page import html_page, terminal_page
     from tailrl.diagnosis.progress import read_with_progress
     from tailrl.pages.explorer import read_tokenizer, with_texts
 
+    chosen = parse_columns(columns) if columns is not None else None
     texts = read_tokenizer(tokenizer) if tokenizer else None
-    diagnosis = diagnose_parts(read_with_progress([Path(log) for log in logs]))
+    left_out = LeftOut()
+    try:
+        diagnosis = diagnose_parts(read_with_progress([Path(log) for log in logs], left_out, chosen), left_out)
+    except NoLogError:
+        if not (histories := read_folders(map(Path, logs))):
+            raise
+        _tell_curves(histories, out)
+        return
     print(terminal_page(diagnosis, out), end="")
     if out is not None:
         if texts:

@@ -20,11 +20,14 @@ import numpy as np
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.curves.names import known_metric, metric_of_file_name, step_names
 from tailrl.curves.wandb_file import read_wandb_file
+from tailrl.diagnosis.folders import regular_files
+from tailrl.diagnosis.opened import opened, plain_ending
 from tailrl.runtime.errors import StudyError, reason
 from tailrl.runtime.jsonl import numbered_lines
-from tailrl.runtime.limits import MEMORY, limited_memory, regular
+from tailrl.runtime.limits import MEMORY, limited_memory
 
 TENSORBOARD = "TensorBoard's CSV"
+HEAD = 65_536  # bytes that say whether a file holds metrics
 MOST_BYTES = 512_000_000  # a history is small; a larger file is something else
 ADDRESS = re.compile(r"https://[^/]+/(?P<entity>[^/]+)/(?P<project>[^/]+)/runs/(?P<run>[^/?#]+)")
 OF_W_AND_B = re.compile(r"^(?P<run>.+?) - (?P<metric>.+?)(?P<bound>__MIN|__MAX)?$")  # a column of W&B's CSV export
@@ -82,6 +85,23 @@ def read_all(names: Sequence[str | Path]) -> list[History]:
     return histories
 
 
+def read_folders(paths: Iterable[Path]) -> list[History]:
+    """The metrics in the files of these folders; of copies of one file, such as each checkpoint's, the longest."""
+    histories: dict[str, tuple[int, History]] = {}
+    for path in paths:
+        for file in sorted(regular_files(path)) if path.is_dir() else [path]:
+            try:
+                history = _of_file(file)
+            except StudyError:  # one of many files is damaged, or is something else
+                continue
+            if history is None or not any(known_metric(curve.name) for curve in history.curves):
+                continue
+            size = sum(len(curve.step_N) for curve in history.curves)
+            if size >= histories.get(file.name, (0, history))[0]:
+                histories[file.name] = size, history
+    return [history for _, history in histories.values()]
+
+
 def _of_file(path: Path) -> History | None:
     if not path.is_file():
         return None
@@ -95,11 +115,11 @@ def read_history(path: Path) -> History | None:
     Raises:
         StudyError: it is a file of metrics, and damaged.
     """
-    ending = path.suffix.lower()
+    ending = plain_ending(path)
     if ending == ".wandb":
         return history_of_rows(((("", row)) for row in read_wandb_file(path)), str(path), "a W&B run's own file")
     if ending == ".json":
-        return _trainer_state(path)
+        return _json(path)
     if ending in (".jsonl", ".ndjson"):
         return _json_lines(path)
     if ending in (".csv", ".tsv"):
@@ -177,26 +197,37 @@ def _flat(row: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, float
 # --- kinds of files ------------------------------------------------------------------------------------
 
 
-def _text(path: Path) -> str:
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            raise StudyError(f"{path}: is larger than {MOST_BYTES:,} bytes, which no history of metrics is")
-        with open(path, "rb", opener=regular) as file:
-            return file.read().decode("utf-8-sig", "replace")
-    except OSError as error:
-        raise StudyError(f"{path}: cannot be read: {reason(error)}") from None
+def _text(path: Path, most: int = MOST_BYTES) -> str:
+    """The text of a file, or its first `most` bytes."""
+    with opened(path) as content:
+        return content.stream.read(most).decode("utf-8-sig", "replace")
 
 
-def _trainer_state(path: Path) -> History | None:
+def _json(path: Path) -> History | None:
+    """trainer_state.json, or a list of rows of metrics; a log of tokens is not read as a whole."""
+    head = _text(path, HEAD)
+    if '"log_history"' not in head and not _begins_with_metrics(head):
+        return None
     try:
         state = json.loads(_text(path))
     except (ValueError, RecursionError):
         return None
-    rows = state.get("log_history") if isinstance(state, dict) else None
+    rows = state.get("log_history") if isinstance(state, dict) else state
     if not isinstance(rows, list):
         return None
-    found = ((("", row)) for row in rows if isinstance(row, dict))
-    return history_of_rows(found, str(path), "transformers' trainer_state.json")
+    kind = "transformers' trainer_state.json" if isinstance(state, dict) else "metrics as JSON"
+    return history_of_rows(((("", row)) for row in rows if isinstance(row, dict)), str(path), kind)
+
+
+def _begins_with_metrics(head: str) -> bool:
+    """Whether a text begins a list whose first entry has metrics."""
+    if not head.lstrip().startswith("["):
+        return False
+    try:
+        row, _ = json.JSONDecoder().raw_decode(head.lstrip()[1:].lstrip())
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(row, dict) and _is_metrics(row)
 
 
 def _json_lines(path: Path) -> History | None:
@@ -206,23 +237,20 @@ def _json_lines(path: Path) -> History | None:
     """
     rows: list[tuple[str, Mapping[str, Any]]] = []
     broken: int | None = None
-    try:
-        with open(path, "rb", opener=regular) as file:
-            for number, line in numbered_lines(file, path, MOST_BYTES):
-                if broken is not None:
-                    raise StudyError(f"{path}, line {broken}: is no JSON")
-                try:
-                    row = json.loads(line)
-                except (ValueError, RecursionError):
-                    if not rows:
-                        return None
-                    broken = number  # the last line may be cut off: the run is still writing it
-                    continue
-                if not isinstance(row, dict) or (not rows and not _is_metrics(row)):
+    with opened(path) as content:
+        for number, line in numbered_lines(content.stream, path, MOST_BYTES):
+            if broken is not None:
+                raise StudyError(f"{path}, line {broken}: is no JSON")
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                if not rows:
                     return None
-                rows.append(("", row))
-    except OSError as error:
-        raise StudyError(f"{path}: cannot be read: {reason(error)}") from None
+                broken = number  # the last line may be cut off: the run is still writing it
+                continue
+            if not isinstance(row, dict) or (not rows and not _is_metrics(row)):
+                return None
+            rows.append(("", row))
     return history_of_rows(rows, str(path), "metrics as JSON lines") if rows else None
 
 
@@ -235,9 +263,11 @@ def _is_metrics(row: Mapping[str, Any]) -> bool:
 
 
 def _table(path: Path, separator: str) -> History | None:
-    text = _text(path)
     try:
-        lines = [line for line in csv.reader(io.StringIO(text), delimiter=separator) if line]
+        first = next(csv.reader(io.StringIO(_text(path, HEAD)), delimiter=separator), [])
+        if not _has_metrics(first):
+            return None
+        lines = [line for line in csv.reader(io.StringIO(_text(path)), delimiter=separator) if line]
     except csv.Error as error:
         raise StudyError(f"{path}: is no table: {error}") from None
     if len(lines) < 2:
@@ -260,10 +290,18 @@ def _table(path: Path, separator: str) -> History | None:
                         yield parts["run"], {"step": _number(line[of_step]), parts["metric"]: _number(line[place])}
 
         return history_of_rows(sorted(cells(), key=lambda cell: cell[0]), str(path), "a W&B export")
-    if not steps or not any(known_metric(name.strip()) for name in header):
-        return None
     rows = ((("", {name.strip(): _number(cell) for name, cell in zip(header, line, strict=False)})) for line in body)
     return history_of_rows(rows, str(path), "a table of metrics")
+
+
+def _has_metrics(header: Sequence[str]) -> bool:
+    """Whether a table has metrics: TensorBoard's columns, those of a W&B export, or a step and a known name."""
+    names = [name.strip() for name in header]
+    if [name.lower() for name in names[:3]] == ["wall time", "step", "value"]:
+        return True
+    if any(OF_W_AND_B.match(name) for name in names):
+        return True
+    return any(name in step_names() for name in names) and any(known_metric(name) for name in names)
 
 
 def _number(text: str) -> float | None:
@@ -277,14 +315,15 @@ def _number(text: str) -> float | None:
 def _console(path: Path) -> History | None:
     """verl's console: `step:3 - actor/lr:1e-06 - rollout_corr/k3_kl:0.001 - ...` in each step's line."""
     rows: list[tuple[str, Mapping[str, Any]]] = []
-    for line in _text(path).split("\n"):
-        match = VERL_LINE.search(ANSI.sub("", line.rstrip()))
-        if not match:
-            continue
-        row: dict[str, Any] = {"step": float(match[1])}
-        for part in match[2].split(" - "):
-            name, _, text = part.rpartition(":")
-            if value := VERL_VALUE.match(text.strip()):
-                row[name.strip()] = float(value[1])
-        rows.append(("", row))
+    with opened(path) as content:
+        for _, line in numbered_lines(content.stream, path, MOST_BYTES):
+            match = VERL_LINE.search(ANSI.sub("", line.decode("utf-8", "replace").rstrip()))
+            if not match:
+                continue
+            row: dict[str, Any] = {"step": float(match[1])}
+            for part in match[2].split(" - "):
+                name, _, text = part.rpartition(":")
+                if value := VERL_VALUE.match(text.strip()):
+                    row[name.strip()] = float(value[1])
+            rows.append(("", row))
     return history_of_rows(rows, str(path), "verl's console") if rows else None

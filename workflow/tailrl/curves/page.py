@@ -2,15 +2,14 @@
 
 import math
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from tailrl.analysis.format import count, short
 from tailrl.curves.reading import EXACT, Reading, RunReading, Told, shape_words, sizes
+from tailrl.diagnosis.formats import how_to_log
 from tailrl.pages import TEMPLATES
 from tailrl.pages.markdown import prose
 from tailrl.pages.scales import (
@@ -44,13 +43,6 @@ class Line:
 
 
 render = renderer((Path(__file__).parent / "templates", TEMPLATES), count, prose, short)
-
-
-@cache
-def logging_lines() -> dict[str, str]:
-    """How each framework logs tokens."""
-    text = Path(__file__).with_name("logging.yaml").read_text(encoding="utf-8")
-    return dict(yaml.safe_load(text))
 
 
 def curves_html(reading: Reading, title: str = "Curves of a run") -> str:
@@ -111,7 +103,7 @@ def _run_values(run: RunReading) -> dict[str, object]:
         "excluded": [words.causes[name] for name in shape.excludes],
         "broken": [(one, rule) for one in (run.main, *run.others) for rule in one.rules if not rule.holds],
         "held": [(one, rule) for one in (run.main, *run.others) for rule in one.rules if rule.holds],
-        "logging": logging_lines().get(run.main.metric.framework, logging_lines()["other"]),
+        "logging": how_to_log(run.main.metric.framework),
         "normal": of_same_kind,
         "table": [(one, one.level) for one in (run.main, *run.others)],
     }

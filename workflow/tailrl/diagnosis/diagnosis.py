@@ -1,12 +1,13 @@
 """The diagnosis of a log: what was measured, what caused it, what each remedy would do, and the worst responses."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tailrl.diagnosis.advice import Advice, advise
 from tailrl.diagnosis.causes import Cause, find_causes
 from tailrl.diagnosis.exact_checks import ExactChecks, Fault
+from tailrl.diagnosis.left_out import LeftOut
 from tailrl.diagnosis.log import Log
 from tailrl.diagnosis.measure import Measured
 from tailrl.diagnosis.replay import Replay, Replayed
@@ -24,6 +25,7 @@ class Diagnosis:
         remedies: each remedy at each threshold, replayed on the log's tokens.
         responses: the worst responses, for the token explorer.
         faults: what the log itself has wrong, told exactly.
+        notes: a sentence on each kind of row and file that was left out.
     """
 
     measured: Measured
@@ -31,6 +33,7 @@ class Diagnosis:
     remedies: tuple[Replayed, ...]
     responses: tuple[Response, ...]
     faults: tuple[Fault, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def advice(self) -> Advice:
@@ -38,8 +41,11 @@ class Diagnosis:
         return advise(self.measured, self.causes, self.remedies)
 
 
-def diagnose_parts(parts: Iterable[tuple[str, Log]]) -> Diagnosis:
-    """The diagnosis of a log that comes in parts, each with the title of its format. One pass, bounded memory."""
+def diagnose_parts(parts: Iterable[tuple[str, Log]], left_out: LeftOut | None = None) -> Diagnosis:
+    """The diagnosis of a log that comes in parts, each with the title of its format. One pass, bounded memory.
+
+    `left_out` is what the reader of the parts leaves out.
+    """
     measured, replay, worst = Measured(), Replay(), Worst()
     checks = ExactChecks()
     for title, log in parts:
@@ -47,21 +53,23 @@ def diagnose_parts(parts: Iterable[tuple[str, Log]]) -> Diagnosis:
         replay.add(log)
         worst.add(log)
         checks.add(log)
-    return Diagnosis(measured, find_causes(measured), replay.table(), worst.responses(), checks.faults())
+    notes = left_out.sentences() if left_out else ()
+    return Diagnosis(measured, find_causes(measured), replay.table(), worst.responses(), checks.faults(), notes)
 
 
-def diagnose(table: Any) -> Diagnosis:
+def diagnose(table: Any, columns: Mapping[str, str] | None = None) -> Diagnosis:
     """What a run's log of sampled tokens tells of its training-inference mismatch: `tailrl diagnose`, from Python.
 
     Args:
         table: one response a row. A table of pandas or pyarrow, a dictionary of columns, an iterable of
             dictionaries, or the path of a file or folder, or several. Needed are each token's log-probs in nats as
             lists, `sampler_logprobs` and `trainer_logprobs`; docs/how-to/log-schema.md has the optional columns. A
-            framework's own names are known too.
+            framework's own names are known too. Columns may be rectangles [B, T] with a `mask`, arrays or tensors.
+        columns: other names, ours to the table's, such as `{"sampler": "lp_vllm", "trainer": "lp_fsdp"}`.
 
     Returns:
         `measured` (numbers with intervals: `tailrl.diagnosis.metrics.named_metrics`), `causes`, `remedies` (one
-        `Replayed` for each threshold), `responses` (the worst) and `advice`.
+        `Replayed` for each threshold), `responses` (the worst), `advice` and `notes` (what was left out).
 
     Raises:
         StudyError: one sentence on what is missing or wrong, and where. Odd log-probs (NaN, above 0) are no error but
@@ -72,4 +80,5 @@ def diagnose(table: Any) -> Diagnosis:
         >>> found.measured.tokens, found.advice.kind
         (2, 'none')
     """
-    return diagnose_parts(read_table(table))
+    left_out = LeftOut()
+    return diagnose_parts(read_table(table, left_out, columns), left_out)

@@ -1,5 +1,6 @@
 """Each framework's names for our columns, and a row of its log as a sequence."""
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -11,11 +12,15 @@ import yaml
 from tailrl.artifacts.files import Record
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.diagnosis.columns import ids, last, numbers
+from tailrl.diagnosis.left_out import RowError
 from tailrl.diagnosis.log import OPTIONAL_NUMBERS, LoggedRow
 from tailrl.runtime.errors import StudyError, few, one_line
 
 SIDES = ("sampler", "trainer")
 PER_TOKEN = (*SIDES, "token", *OPTIONAL_NUMBERS)
+PER_ROW = ("kept", "step", "version", "reward", "text", "prompt", "response")
+ROLES = (*PER_TOKEN, "mask", *PER_ROW)  # our names of columns
+FEWEST_TO_ALIGN = 4  # tokens whose log-probs say how two columns are aligned
 
 
 class Format(Record):
@@ -24,66 +29,199 @@ class Format(Record):
     Attributes:
         title: what it is called.
         columns: our name to theirs.
+        late: our names of columns whose entry at a place is that of the token after it.
+        from_second: our names of columns that may begin at the second token, as what a forward pass returns.
         step_in_name: a pattern whose first group is the step in a file's name.
         source: what was read to know.
     """
 
     title: str
     columns: dict[str, str]
+    late: tuple[str, ...] = ()
+    from_second: tuple[str, ...] = ()
     step_in_name: str | None = None
     source: str | None = None
+
+
+class Dump(Record):
+    """What a framework writes that holds no log-probs of both sides.
+
+    Attributes:
+        framework: as in `logging.yaml`. title: what it is called.
+        columns: names that a row has, or a document.
+        source: what was read to know.
+    """
+
+    framework: str
+    title: str
+    columns: tuple[str, ...]
+    source: str
+
+
+def _yaml(name: str) -> Any:
+    return yaml.safe_load(Path(__file__).with_name(name).read_text(encoding="utf-8"))
 
 
 @cache
 def formats() -> dict[str, Format]:
     """The known formats by name, in the order in which they are tried."""
-    text = Path(__file__).with_name("formats.yaml").read_text(encoding="utf-8")
-    return {name: Format.model_validate(given) for name, given in yaml.safe_load(text).items()}
+    return {name: Format.model_validate(entry, strict=False) for name, entry in _yaml("formats.yaml").items()}
 
 
-def recognise(names: Iterable[str], where: str) -> Format:
-    """The format that has these names; raises StudyError, which says what is missing, if there is none."""
-    given = set(names)
+@cache
+def dumps() -> tuple[Dump, ...]:
+    """What frameworks write that is no log of tokens, in the order in which it is tried."""
+    return tuple(Dump.model_validate(entry, strict=False) for entry in _yaml("dumps.yaml"))
+
+
+@cache
+def logging_lines() -> dict[str, str]:
+    """How each framework logs tokens."""
+    return dict(_yaml("logging.yaml"))
+
+
+def how_to_log(framework: str) -> str:
+    """How a framework logs tokens, in a sentence or two."""
+    return logging_lines().get(framework, logging_lines()["other"])
+
+
+# --- which format ----------------------------------------------------------------------------------------
+
+
+def parse_columns(text: str) -> dict[str, str]:
+    """Names of columns from `sampler=NAME,trainer=NAME,...`: our name to the file's.
+
+    Raises:
+        StudyError: a part has another form, or an unknown or repeated name of ours.
+    """
+    chosen: dict[str, str] = {}
+    for part in text.split(","):
+        role, separator, name = (piece.strip() for piece in part.partition("="))
+        if not separator or not name or role not in ROLES or role in chosen:
+            raise StudyError(
+                f"--columns {one_line(text)}: {part.strip() or 'an empty part'} is not ROLE=NAME, once for each role; "
+                f"the roles are {', '.join(ROLES)}"
+            )
+        chosen[role] = name
+    return chosen
+
+
+def check_columns(chosen: Mapping[str, str]) -> dict[str, str]:
+    """The same mapping, as text; raises StudyError for an unknown role."""
+    for role in chosen:
+        if role not in ROLES:
+            raise StudyError(f"columns: {one_line(role)} is no role; the roles are {', '.join(ROLES)}")
+    return {role: str(name) for role, name in chosen.items()}
+
+
+def recognise(names: Iterable[str], where: str, chosen: Mapping[str, str] | None = None) -> Format:
+    """The format that has these names.
+
+    Args:
+        names: those of a row's columns.
+        where: of the row, for messages.
+        chosen: names that the user gave, our name to the file's.
+
+    Raises:
+        RowError: there is none; it says what is missing, or what the row is instead.
+    """
+    present = set(names)
+    if chosen:
+        if unknown := [name for name in chosen.values() if name not in present]:
+            raise RowError(
+                f"it has no column {unknown[0]}",
+                f"{where}: has no column {unknown[0]}; it has {few(sorted(map(str, present)), 30) or 'nothing'}",
+            )
+        fits = [_with(known, chosen) for known in formats().values()]
+        fits = [known for known in fits if all(known.columns.get(side) in present for side in SIDES)]
+        if fits:
+            return max(fits, key=lambda known: sum(name in present for name in known.columns.values()))
     for known in formats().values():
-        if all(known.columns[side] in given for side in SIDES):
+        if all(known.columns[side] in present for side in SIDES):
             return known
+    pair = {side: {known.columns[side] for known in formats().values()} & present for side in SIDES}
+    if all(len(pair[side]) == 1 for side in SIDES) and pair["sampler"] != pair["trainer"]:
+        return _mixed(pair["sampler"].pop(), pair["trainer"].pop(), present)
+    raise _unknown(present, where)
+
+
+def has_sides(columns: Mapping[Any, Any], chosen: Mapping[str, str] | None = None) -> bool:
+    """Whether a mapping has columns of both sides."""
+    try:
+        recognise([name for name in columns if isinstance(name, str)], "", chosen)
+    except RowError:
+        return False
+    return True
+
+
+def _with(known: Format, chosen: Mapping[str, str]) -> Format:
+    return known.model_copy(update={"columns": {**known.columns, **chosen}})
+
+
+def _mixed(sampler: str, trainer: str, present: set[str]) -> Format:
+    """A format of one framework's name for the sampler and another one's for the trainer."""
+    fits = [
+        _with(known, {"sampler": sampler, "trainer": trainer})
+        for known in formats().values()
+        if sampler == known.columns["sampler"] or trainer == known.columns["trainer"]
+    ]
+    best = max(fits, key=lambda known: sum(name in present for name in known.columns.values()))
+    return best.model_copy(update={"title": f"columns {sampler} and {trainer}", "late": ()})
+
+
+def _unknown(present: set[str], where: str) -> RowError:
+    names = few(sorted(map(str, present))) or "nothing"
+    for dump in dumps():
+        if set(dump.columns) <= present:
+            what = f"{dump.title}, without log-probs of both sides"
+            return RowError(f"it is {what}", f"{where}: is {what}. {how_to_log(dump.framework)}", dump.framework)
     halves: dict[str, list[str]] = {}
     for known in formats().values():
         for side, other in (SIDES, SIDES[::-1]):
-            if known.columns[side] in given:
+            if known.columns[side] in present:
                 halves.setdefault(known.columns[side], []).append(known.columns[other])
     for has, lacks in halves.items():
         lacking = " or ".join(dict.fromkeys(lacks))
-        raise StudyError(f"{where}: has {has} and no {lacking}: a mismatch needs the log-probs of both sides")
+        says = f"has {has} and no {lacking}: a mismatch needs the log-probs of both sides"
+        return RowError(f"it {says}", f"{where}: {says}")
     plain = " and ".join(formats()["plain"].columns[side] for side in SIDES)
     titles = ", ".join(dict.fromkeys(known.title.partition(",")[0] for known in formats().values()))
-    names = few(sorted(map(str, given))) or "nothing"
-    raise StudyError(f"{where}: no known log: it has {names}, and not {plain}, nor the columns of {titles}")
+    return RowError(
+        "it has no column of a known log",
+        f"{where}: no known log: it has {names}, and not {plain}, nor the columns of {titles}; "
+        "other names are given with --columns sampler=NAME,trainer=NAME",
+    )
 
 
-def rows_of(given: Mapping[str, Any], known: Format, where: str) -> Iterator[Mapping[str, Any]]:
+# --- rectangles ------------------------------------------------------------------------------------------
+
+
+def rows_of(row: Mapping[str, Any], known: Format, where: str) -> Iterator[Mapping[str, Any]]:
     """The sequences of a row: the row itself, or one for each line of a rectangle [B, T], B > 1.
 
     A column with B entries is one entry a sequence; any other is shared by all, such as the step.
 
     Raises:
-        StudyError: one side is a rectangle, and the other is none of as many lines.
+        RowError: one side is a rectangle, and the other is none of as many lines.
     """
+    row = {name: value.unbind() if getattr(value, "is_nested", False) else value for name, value in row.items()}
     sides = [known.columns[side] for side in SIDES]
-    lines = {name: _lines(given.get(name)) for name in sides}
+    lines = {name: _lines(row.get(name)) for name in sides}
     count = max(lines.values())
     if count < 2:
-        yield given
+        yield row
         return
     if min(lines.values()) < count:
         shapes = " and ".join(f"{name} {'a list' if n == 1 else f'a table of {n} rows'}" for name, n in lines.items())
-        raise StudyError(f"{where}: both sides' log-probs must have one shape, but here are {shapes}")
-    of_each = {name for name in known.columns.values() if name in given and _length(given[name]) == count}
+        raise RowError(
+            "their sides differ in shape", f"{where}: both sides' log-probs must have one shape, but here are {shapes}"
+        )
+    of_each = {name for name in known.columns.values() if name in row and length_of(row[name]) == count}
     for line in range(count):
-        yield {name: value[line] if name in of_each else value for name, value in given.items()}
+        yield {name: value[line] if name in of_each else value for name, value in row.items()}
 
 
-def _length(value: Any) -> int:
+def length_of(value: Any) -> int:
     """How many entries a list, an array or a tensor has; 0 for a number or a text."""
     if isinstance(value, list | tuple):
         return len(value)
@@ -103,67 +241,120 @@ def _shape(value: Any) -> tuple[int, ...]:
 def _lines(value: Any) -> int:
     """B of a rectangle [B, T]; 1 for a list of numbers."""
     if isinstance(value, list | tuple):
-        return len(value) if value and all(isinstance(one, list | tuple) or _length(one) for one in value) else 1
+        return len(value) if value and all(isinstance(one, list | tuple) or length_of(one) for one in value) else 1
     shape = _shape(value)
     return int(shape[0]) if len(shape) == 2 else 1
 
 
-def row_of(given: Mapping[str, Any], known: Format, where: str, step: float = np.nan) -> LoggedRow | None:
+# --- a row as a sequence ---------------------------------------------------------------------------------
+
+
+def row_of(row: Mapping[str, Any], known: Format, where: str, step: float = np.nan) -> LoggedRow | None:
     """One sequence from a row of a log; None if the log leaves it out.
 
     Raises:
-        StudyError: a column is no list of numbers, or two columns differ in length.
+        RowError: a column is no list of numbers, or two columns differ in length.
     """
-    columns = {name: given[theirs] for name, theirs in known.columns.items() if given.get(theirs) is not None}
+    columns = {role: row[name] for role, name in known.columns.items() if row.get(name) is not None}
     if "kept" in columns and not _one(columns["kept"], known, "kept", where):
         return None
-    found = {name: _numbers(columns[name], known, name, where) for name in (*PER_TOKEN, "mask") if name in columns}
-    if absent := [known.columns[side] for side in SIDES if side not in found]:
-        raise StudyError(f"{where}: {absent[0]} is missing")
-    length = len(found["sampler"])
-    for name, values in found.items():
+    tokens = {name: _numbers(columns[name], known, name, where) for name in (*PER_TOKEN, "mask") if name in columns}
+    if absent := [known.columns[side] for side in SIDES if side not in tokens]:
+        raise RowError(f"{absent[0]} is missing", f"{where}: {absent[0]} is missing")
+    length = len(tokens["sampler"])
+    whole_token_T = tokens.get("token")
+    for name in known.from_second:
+        if name in tokens and len(tokens[name]) == length - 1:
+            tokens[name] = np.append(np.nan, tokens[name])
+    for name, values in tokens.items():
         if name == "token" and len(values) > length:
-            found[name] = values[len(values) - length :]  # the prompt comes first
+            tokens[name] = values[len(values) - length :]  # the prompt comes first
         elif name == "advantage" and len(values) == 1:
-            found[name] = np.full(length, values[0])
+            tokens[name] = np.full(length, values[0])
         elif len(values) != length:
-            raise StudyError(
-                f"{where}: {known.columns[name]} has {len(values)} numbers, and {known.columns['sampler']} {length}"
+            raise RowError(
+                "their columns differ in length",
+                f"{where}: {known.columns[name]} has {len(values)} numbers, and {known.columns['sampler']} {length}",
             )
-    if "mask" in found:
-        chosen_T = found.pop("mask") > 0
-        found = {name: values[chosen_T] for name, values in found.items()}
-    numbers = {
+    if known.late:
+        tokens = _aligned(tokens, known, "advantage" in tokens)
+    if "mask" in tokens:
+        chosen_T = tokens.pop("mask") > 0
+        tokens = {name: values[chosen_T] for name, values in tokens.items()}
+    of_row = {
         name: _one(columns[name], known, name, where) for name in ("step", "version", "reward") if name in columns
     }
     text = columns.get("text")
+    step = of_row.get("step", step)
     return LoggedRow(
         where=where,
-        sampler_T=found["sampler"],
-        trainer_T=found["trainer"],
-        token_T=ids(found["token"]) if "token" in found else None,
-        **{f"{name}_T": found.get(name) for name in OPTIONAL_NUMBERS},
-        step=numbers.get("step", step),
-        version=numbers.get("version", np.nan),
-        reward=numbers.get("reward", np.nan),
+        sampler_T=tokens["sampler"],
+        trainer_T=tokens["trainer"],
+        token_T=ids(tokens["token"]) if "token" in tokens else None,
+        **{f"{name}_T": tokens.get(name) for name in OPTIONAL_NUMBERS},
+        step=step,
+        version=of_row.get("version", np.nan),
+        reward=of_row.get("reward", np.nan),
         text=str(text[0] if isinstance(text, list) and text else text) if text is not None else None,
+        digest=_digest(step, columns.get("prompt"), whole_token_T, tokens),
     )
+
+
+def _digest(step: float, prompt: Any, whole_token_T: FloatArray | None, tokens: Mapping[str, FloatArray]) -> bytes:
+    """What tells a response from any other: step, prompt, tokens and both sides' log-probs to the bit."""
+    made = hashlib.blake2b(digest_size=12)
+    for value in (step, prompt, whole_token_T, tokens["sampler"], tokens["trainer"]):
+        try:
+            made.update(numbers(value).tobytes())
+        except ValueError:  # a prompt in words
+            made.update(repr(value).encode("utf-8", "backslashreplace"))
+        made.update(b"/")
+    return made.digest()
+
+
+def _aligned(tokens: dict[str, FloatArray], known: Format, is_later: bool) -> dict[str, FloatArray]:
+    """The columns with each token's own entry at its place.
+
+    AReaL's trainer has the log-prob of the token after a place there. When it computes advantages it moves the
+    sampler's log-probs and the mask to the same places, and the token ids stay. A log that was written otherwise, with
+    all columns at the tokens' own places, has no prompt or agrees better as it is.
+    """
+    if "mask" not in tokens or (len(tokens["mask"]) and tokens["mask"][0] > 0):
+        return tokens
+    if is_later:
+        moved = {name: np.roll(tokens[name], -1) for name in ("token",) if name in tokens}
+        return {**tokens, **moved}
+    moved = {name: np.roll(tokens[name], 1) for name in known.late if name in tokens}
+    chosen_T = tokens["mask"] > 0
+    if chosen_T.sum() >= FEWEST_TO_ALIGN:
+        sampler_T = tokens["sampler"][chosen_T]
+        as_it_is, as_moved = (_gap(sampler_T, side["trainer"][chosen_T]) for side in (tokens, {**tokens, **moved}))
+        if as_it_is < as_moved:
+            return tokens
+    return {**tokens, **moved}
+
+
+def _gap(sampler_T: FloatArray, trainer_T: FloatArray) -> float:
+    with np.errstate(all="ignore"):
+        return float(np.nanmedian(np.abs(sampler_T - trainer_T)))
 
 
 def _numbers(value: Any, known: Format, name: str, where: str) -> FloatArray:
     """A list of numbers, or a batch of one; null is NaN."""
+    column = known.columns[name]
     try:
-        found = numbers(value)
+        values = numbers(value)
     except ValueError:
-        found = np.empty((2, 2))
-    if found.ndim == 0 and name in SIDES:
-        raise StudyError(
-            f"{where}: {known.columns[name]} is one number, {one_line(value)}; a row is one response, with a list of "
-            "its tokens' numbers"
+        values = np.empty((2, 2))
+    if values.ndim == 0 and name in SIDES:
+        raise RowError(
+            "they have one number in place of a list",
+            f"{where}: {column} is one number, {one_line(value)}; a row is one response, with a list of its tokens' "
+            "numbers, or one token, with a column response_id",
         )
-    if (found.ndim > 1 and len(found) != 1) or found.ndim > 2:
-        raise StudyError(f"{where}: {known.columns[name]} is no list of numbers: {_shown(value)}")
-    return found.reshape(-1)
+    if (values.ndim > 1 and len(values) != 1) or values.ndim > 2:
+        raise RowError(f"{column} is no list of numbers", f"{where}: {column} is no list of numbers: {_shown(value)}")
+    return values.reshape(-1)
 
 
 def _one(value: Any, known: Format, name: str, where: str) -> float:
@@ -173,7 +364,8 @@ def _one(value: Any, known: Format, name: str, where: str) -> float:
     except ValueError:
         if name == "version":  # a name such as a digest says nothing of an order
             return np.nan
-        raise StudyError(f"{where}: {known.columns[name]} is no number: {_shown(value)}") from None
+        column = known.columns[name]
+        raise RowError(f"{column} is no number", f"{where}: {column} is no number: {_shown(value)}") from None
 
 
 def _shown(value: Any) -> str:
@@ -181,3 +373,8 @@ def _shown(value: Any) -> str:
         return one_line(value)
     except Exception:  # a tensor without data may not be printed
         return type(value).__name__
+
+
+def is_scalar(value: Any) -> bool:
+    """Whether a cell holds one number, as where a row is a token."""
+    return isinstance(value, str | int | float | np.number)

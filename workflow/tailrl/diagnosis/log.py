@@ -34,6 +34,7 @@ class LoggedRow:
         trainer_set_T, sampler_set_T: the number of tokens in each side's safe set at the token's position.
         step, version, reward: of the sequence; NaN: not logged. `version` is that of the sampler's weights.
         text: the response.
+        digest: tells a response from any other, for those that several files have.
     """
 
     where: str
@@ -52,6 +53,7 @@ class LoggedRow:
     version: float = np.nan
     reward: float = np.nan
     text: str | None = None
+    digest: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,194 +1,385 @@
-"""Logs of any framework in parts: JSONL, Parquet, `.pt` dumps and this project's tokens.npz."""
+"""Logs of any framework in parts, from files and folders as they are: JSON, Parquet, Arrow, CSV, npz and `.pt`.
 
-import gzip
+What a file holds is told by its first bytes, and by its ending where these do not say.
+"""
+
+import csv
 import itertools
+import json
 import re
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tailrl.artifacts.files import parse_arrays, parse_object, read_bytes
-from tailrl.artifacts.tokens import ARRAYS
-from tailrl.diagnosis.columns import ids, last, numbers
-from tailrl.diagnosis.formats import Format, recognise, row_of, rows_of
+from tailrl.diagnosis.documents import rows_of_document
+from tailrl.diagnosis.folders import log_files, of_folder
+from tailrl.diagnosis.formats import Format, has_sides, recognise, row_of, rows_of
+from tailrl.diagnosis.left_out import DamagedError, LeftOut, RowError
 from tailrl.diagnosis.log import Log, LoggedRow, pack
-from tailrl.runtime.errors import StudyError, few, reason, say
+from tailrl.diagnosis.opened import MOST_BLANK, Opened, opened, seekable
+from tailrl.diagnosis.pickles import load_torch, refuse_pickle
+from tailrl.diagnosis.token_rows import POSITIONS, RESPONSE_IDS, GivenRow, cell, gathered
+from tailrl.runtime.errors import StudyError, reason
 from tailrl.runtime.jsonl import numbered_lines
-from tailrl.runtime.limits import MEMORY, in_limited_memory, regular
+from tailrl.runtime.limits import MEMORY, in_limited_memory, out_of_memory
 
-CHUNK = 200_000
-"""Tokens that a part of a log holds, or one longer sequence."""
-
-SEQUENCES_A_PART = 20_000
-"""Sequences that a part holds at most: each takes a kilobyte besides its tokens."""
-
-NUMBERS_AT_ONCE = 1_000_000
-"""Of a column of Parquet: Python takes 32 bytes for each."""
-
+CHUNK = 200_000  # tokens that a part of a log holds, or one longer sequence
+SEQUENCES_A_PART = 20_000  # each takes a kilobyte besides its tokens
+NUMBERS_AT_ONCE = 1_000_000  # of a column of Parquet or Arrow: Python takes 32 bytes for each
 TOKENS_OF_ANY_FILE, MOST_TOKENS_A_BYTE = 1_000_000, 100
 """Two log-probs of a token take several bytes in a log, compressed too; equal numbers take none."""
 
-MOST_TOKENS_A_SEQUENCE = 10_000_000
-"""More than any model reads."""
+MOST_TOKENS_A_SEQUENCE = 10_000_000  # more than any model reads
+MOST_BYTES_A_LINE = 256_000_000  # of JSONL: a sequence of some million tokens
+MOST_BYTES_WHOLE = 256_000_000  # of what is read in one piece: a JSON text, or a compressed file of arrays
+MOST_BAD_ROWS = 10_000  # before the first good one; then a file is no log
 
-MOST_BYTES_A_LINE = 256_000_000
-"""Of JSONL: a sequence of some million tokens."""
-
-Seen = Callable[[float], object]
-"""Is told each time how many more bytes of a file were read."""
-
-GivenRow = tuple[str, Mapping[str, Any]]
-"""Where it is, for messages, and its columns."""
+Seen = Callable[[float], object]  # is told each time how many more bytes of a file were read
+Columns = Mapping[str, str] | None  # names that the user gave, our name to the file's
 
 
-def read_log(paths: Sequence[Path], seen: Seen = float) -> Iterator[tuple[str, Log]]:
+def read_log(
+    paths: Sequence[Path], seen: Seen = float, left_out: LeftOut | None = None, columns: Columns = None
+) -> Iterator[tuple[str, Log]]:
     """The logs in these files and folders, in parts of about CHUNK tokens, each with the title of its format.
 
-    Of a folder all files with a known ending are read, sorted by name.
+    Args:
+        paths: of a folder all files are looked at, sorted by name. What is no log is left out.
+        seen: is told how many bytes were read.
+        left_out: gets what was left out.
+        columns: the file's names of columns, by ours; those that are not here are known names.
 
     Raises:
-        StudyError: a file is missing, cannot be read, is of no known format or holds no sequence; or a row's columns
-            differ in length.
+        StudyError: a path is missing, or no file holds a sequence that can be read: the first reason, or whose folder
+            it looks like.
     """
-    for file in log_files(paths):
-        tokens, size = 0, file.stat().st_size
-        rows = in_limited_memory(READERS[_ending(file)](file, seen), MEMORY, str(file))
-        for title, part in in_parts(rows):
+    left_out = LeftOut() if left_out is None else left_out
+    files = log_files(paths, left_out)
+    copies = Copies() if len(files) > 1 else None
+    any_tokens = False
+    for file in files:
+        tokens = 0
+        try:
+            for title, part in _read_file(file, seen, left_out, columns, copies):
+                tokens += len(part.sampler_T)
+                any_tokens = True
+                yield title, part
+        except DamagedError as error:
+            if tokens:
+                left_out.damaged.append(str(error))
+            else:
+                left_out.files[file] = error
+        except StudyError as error:
+            if tokens:
+                raise
+            left_out.files[file] = error
+    if not any_tokens:
+        raise of_folder(paths, left_out)
+
+
+def _read_file(
+    file: Path, seen: Seen, left_out: LeftOut, columns: Columns, copies: "Copies | None"
+) -> Iterator[tuple[str, Log]]:
+    tokens, size = 0, file.stat().st_size
+    of_file = LeftOut()
+    if copies:
+        copies.begin(file)
+    rows = in_limited_memory(_sequences_of(file, seen, of_file, columns), MEMORY, str(file))
+    try:
+        for title, part in in_parts(copies.without(rows, left_out) if copies else rows, of_file):
             tokens += len(part.sampler_T)
             if tokens > max(TOKENS_OF_ANY_FILE, MOST_TOKENS_A_BYTE * size):
                 raise StudyError(f"{file}: has more than {tokens:,} tokens in {size:,} bytes, as no log of a model has")
             yield title, part
-        if not tokens:
-            raise StudyError(f"{file}: holds no sequence with a response")
+    finally:
+        if tokens:
+            left_out.add(of_file)
+    if not tokens and not left_out.copied[file]:
+        raise of_file.only_reason(file)
 
 
-def log_files(paths: Iterable[Path]) -> list[Path]:
-    """These files and the logs in these folders, in order, each once; raises StudyError where there is no log."""
-    return list({file.resolve(): file for path in paths for file in _files(path)}.values())
+@dataclass
+class Copies:
+    """Leaves out responses that an earlier file has too: the files of several ranks may hold the same ones."""
+
+    times: Counter[bytes] = field(default_factory=Counter)  # the most that one file has a response
+    in_file: Counter[bytes] = field(default_factory=Counter)
+    file: Path = Path()
+
+    def begin(self, file: Path) -> None:
+        """The rows of this file come next."""
+        self.file = file
+        self.in_file = Counter()
+
+    def without(self, rows: Iterable[tuple[str, LoggedRow]], left_out: LeftOut) -> Iterator[tuple[str, LoggedRow]]:
+        """The rows that no earlier file has; the others are counted."""
+        for title, row in rows:
+            self.in_file[row.digest] += 1
+            if self.in_file[row.digest] > self.times[row.digest]:
+                self.times[row.digest] = self.in_file[row.digest]
+                yield title, row
+            elif len(row.sampler_T):
+                left_out.copied[self.file] += 1
 
 
-def _ending(file: Path) -> str:
-    return "".join(file.suffixes[-2:]) if file.suffix == ".gz" else file.suffix
+def in_parts(rows: Iterable[tuple[str, LoggedRow]], left_out: LeftOut | None = None) -> Iterator[tuple[str, Log]]:
+    """Sequences, each with the title of its format, as parts of about CHUNK tokens; empty ones are left out.
 
-
-def _files(path: Path) -> list[Path]:
-    if path.is_dir():
-        found = sorted(file for file in path.rglob("*") if _ending(file) in READERS and file.is_file())
-        if not found:
-            raise StudyError(f"{path}: holds no file that ends in {few(list(READERS))}")
-        return found
-    if not path.exists():
-        raise StudyError(f"{path}: is missing")
-    if _ending(path) not in READERS:
-        raise StudyError(f"{path}: is no log that can be read: its name must end in {few(list(READERS))}")
-    return [path]
-
-
-def in_parts(rows: Iterable[tuple[str, LoggedRow]]) -> Iterator[tuple[str, Log]]:
-    """Sequences, each with the title of its format, as parts of about CHUNK tokens; empty ones are left out."""
+    A sequence of another format begins a new part. What was read before an error comes before it.
+    """
     kept: list[LoggedRow] = []
     title, size = "", 0
-    for title, row in rows:
-        if len(row.sampler_T):
-            kept.append(row)
-            size += len(row.sampler_T)
-        if size >= CHUNK or len(kept) >= SEQUENCES_A_PART:
+    iterator = iter(rows)
+    failure: StudyError | None = None
+    while True:
+        try:
+            row_title, row = next(iterator)
+        except StopIteration:
+            break
+        except DamagedError as error:
+            failure = error
+            break
+        if not len(row.sampler_T):
+            if left_out is not None:
+                left_out.empty += 1
+            continue
+        if kept and (row_title != title or size >= CHUNK or len(kept) >= SEQUENCES_A_PART):
             yield title, pack(kept)
             kept, size = [], 0
+        title = row_title
+        kept.append(row)
+        size += len(row.sampler_T)
     if kept:
         yield title, pack(kept)
+    if failure is not None:
+        raise failure
 
 
-def sequences(rows: Iterable[GivenRow], file_name: str = "") -> Iterator[tuple[str, LoggedRow]]:
-    """The sequences of rows, each with the title of the format, which the first row says.
+def sequences(
+    rows: Iterable[GivenRow], file_name: str = "", left_out: LeftOut | None = None, columns: Columns = None
+) -> Iterator[tuple[str, LoggedRow]]:
+    """The sequences of rows, each with the title of its format; what cannot be read is counted in `left_out`.
 
     `file_name`: it may have the step.
+
+    Raises:
+        StudyError: none of the first MOST_BAD_ROWS rows can be read.
     """
-    known, step = None, np.nan
-    for where, given in rows:
-        if known is None:
-            known = recognise(given, where)
-            step = _step_of(file_name, known)
-        for line, one in enumerate(rows_of(given, known, where)):
-            place = f"{where}, sequence {line}" if line else where
-            row = row_of(one, known, place, step)
-            if row is None:
+    left_out = LeftOut() if left_out is None else left_out
+    known_by_names: dict[frozenset[str], Format] = {}
+    good = 0
+    for where, row in gathered(rows, columns):
+        try:
+            if isinstance(row, RowError):
+                raise row
+            names = frozenset(row)
+            if names not in known_by_names:
+                if len(known_by_names) >= MOST_BAD_ROWS:
+                    known_by_names.clear()
+                known_by_names[names] = recognise(names, where, columns)
+            known = known_by_names[names]
+            lines = list(rows_of(row, known, where))
+        except RowError as error:
+            left_out.row(error)
+            lines = []
+        for number, line in enumerate(lines):
+            place = f"{where}, sequence {number}" if number else where
+            try:
+                sequence = row_of(line, known, place, _step_of(file_name, known))
+            except RowError as error:
+                left_out.row(error)
                 continue
-            if len(row.sampler_T) > MOST_TOKENS_A_SEQUENCE:
-                raise StudyError(f"{place}: has {len(row.sampler_T):,} tokens, more than {MOST_TOKENS_A_SEQUENCE:,}")
-            yield known.title, row
+            left_out.rows += 1
+            if sequence is None:
+                continue
+            if len(sequence.sampler_T) > MOST_TOKENS_A_SEQUENCE:
+                raise StudyError(
+                    f"{place}: has {len(sequence.sampler_T):,} tokens, more than {MOST_TOKENS_A_SEQUENCE:,}"
+                )
+            good += 1
+            yield known.title, sequence
+        if not good and sum(left_out.reasons.values()) >= MOST_BAD_ROWS:
+            raise StudyError(next(iter(left_out.first.values())))
 
 
 def _step_of(file_name: str, known: Format) -> float:
-    found = re.search(known.step_in_name, file_name) if known.step_in_name else None
-    return float(found[1]) if found else np.nan
+    step = re.search(known.step_in_name, file_name) if known.step_in_name else None
+    return float(step[1]) if step else np.nan
 
 
 # --- kinds of files ------------------------------------------------------------------------------------
 
 
-def _jsonl(file: Path, seen: Seen) -> Iterator[tuple[str, LoggedRow]]:
-    return sequences(_lines(file, seen), file.name)
+def _sequences_of(file: Path, seen: Seen, left_out: LeftOut, columns: Columns) -> Iterator[tuple[str, LoggedRow]]:
+    with opened(file) as content:
+        if content.kind == "pickle":
+            raise refuse_pickle(content.stream, file)
+        if content.kind not in READERS:
+            what = UNREAD.get(content.kind, f"it is neither {KNOWN_KINDS}")
+            raise StudyError(f"{file}: is no log that can be read: {what}")
+        yield from sequences(READERS[content.kind](content, file, seen, columns), file.name, left_out, columns)
 
 
-def _lines(file: Path, seen: Seen) -> Iterator[GivenRow]:
+def _json(content: Opened, file: Path, seen: Seen, columns: Columns) -> Iterator[GivenRow]:
+    """One row a line, or one JSON text: a list of rows, columns, or either of them under a name."""
+    _, line = next(numbered_lines(content.stream, file, MOST_BYTES_A_LINE), (0, b""))
+    first = _parsed(line)
+    if isinstance(first, dict):
+        is_whole = not has_sides(first, columns) and not content.stream.read(MOST_BLANK).strip()
+        document = first if is_whole else None
+    else:
+        text = line + content.stream.read(MOST_BYTES_WHOLE)
+        document = _parsed(text)
+        if document is None and len(text) > MOST_BYTES_WHOLE and line.startswith(b"["):
+            raise StudyError(f"{file}: is one JSON text of more than {MOST_BYTES_WHOLE:,} bytes; write a row a line")
+        del text
+    if isinstance(document, dict) or (isinstance(document, list) and any(isinstance(row, dict) for row in document)):
+        yield from rows_of_document(document, str(file), columns)
+        seen(file.stat().st_size)
+        return
+    del document
+    with opened(file) as again:
+        yield from _lines(again, file, seen)
+
+
+def _parsed(text: bytes) -> Any:
+    """The value of a JSON text; None for what is none."""
     try:
-        with (
-            open(file, "rb", opener=regular) as raw,
-            gzip.GzipFile(fileobj=raw) if file.suffix == ".gz" else raw as opened,
-        ):
-            place = 0
-            for number, line in numbered_lines(opened, file, MOST_BYTES_A_LINE):
-                where = f"{file}, line {number}"
-                seen(raw.tell() - place)
-                place = raw.tell()
-                try:
-                    given = parse_object(line, where)
-                except StudyError as error:
-                    # A line that is whole, and no JSON object, is a mistake of another kind.
-                    if number == 1 or line.endswith(b"\n") or "not valid JSON" not in str(error):
-                        raise
-                    say(
-                        f"{where}: is cut off, and left out: the file is still being written, or its writer was stopped"
-                    )
-                    return
-                yield where, given
-    except (OSError, EOFError, zlib.error) as error:
-        raise StudyError(f"{file}: cannot be read: {reason(error)}") from None
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
-def _parquet(file: Path, seen: Seen) -> Iterator[tuple[str, LoggedRow]]:
-    return sequences(_parquet_rows(file, seen), file.name)
+def _lines(content: Opened, file: Path, seen: Seen) -> Iterator[GivenRow]:
+    place = 0
+    for number, line in numbered_lines(content.stream, file, MOST_BYTES_A_LINE):
+        seen(content.raw.tell() - place)
+        place = content.raw.tell()
+        where = f"{file}, line {number}"
+        row = _parsed(line)
+        if isinstance(row, dict):
+            yield where, row
+        elif row is None and number > 1 and not line.endswith(b"\n"):
+            cut = "is cut off: the file is still being written, or its writer was stopped"
+            yield where, RowError(f"the last line {cut}", f"{where}: {cut}")
+        elif row is None:
+            yield where, RowError("they are not valid JSON", f"{where}: not valid JSON")
+        else:
+            sentence = f"{where}: holds {type(row).__name__}, not a JSON object"
+            yield where, RowError("they are no JSON objects", sentence)
 
 
-def _parquet_rows(file: Path, seen: Seen) -> Iterator[GivenRow]:
-    import pyarrow  # type: ignore[import-untyped]
+def _csv(content: Opened, file: Path, seen: Seen, columns: Columns) -> Iterator[GivenRow]:
+    """A token a row with a column that says which response it is of, or a response a row with lists in cells."""
+    csv.field_size_limit(MOST_BYTES_A_LINE)
+    place = 0
+
+    def text_lines() -> Iterator[str]:
+        nonlocal place
+        for _, line in numbered_lines(content.stream, file, MOST_BYTES_A_LINE):
+            seen(content.raw.tell() - place)
+            place = content.raw.tell()
+            yield line.decode("utf-8", "replace")
+
+    lines = text_lines()
+    header_line = next(lines, "")
+    delimiter = max(",;\t", key=header_line.count)
+    reader = csv.reader(itertools.chain([header_line], lines), delimiter=delimiter)
+    try:
+        header = [name.strip() for name in next(reader, [])]
+        recognise(header, f"{file}, line 1", columns)
+        for cells in reader:
+            where = f"{file}, line {reader.line_num}"
+            if len(cells) != len(header):
+                words = f"{where}: has {len(cells)} cells, and the header {len(header)}"
+                yield where, RowError("they have more or fewer cells than the header", words)
+            else:
+                yield where, dict(zip(header, map(cell, cells), strict=True))
+    except csv.Error as error:
+        raise DamagedError(f"{file}, line {reader.line_num}: cannot be read: {reason(error)}") from None
+
+
+def _parquet(content: Opened, file: Path, seen: Seen, columns: Columns) -> Iterator[GivenRow]:
     import pyarrow.parquet  # type: ignore[import-untyped]
 
+    with (
+        _arrow_errors(file),
+        pyarrow.parquet.ParquetFile(
+            seekable(content, file, MOST_BYTES_WHOLE), pre_buffer=False, buffer_size=1_000_000
+        ) as parquet,
+    ):
+        wanted = _wanted(parquet.schema_arrow.names, file, columns)
+        at_once = _rows_at_once(parquet.metadata)
+        # Without threads, whose stacks would count as memory.
+        batches = parquet.iter_batches(at_once, columns=wanted, use_threads=False)
+        yield from _rows_of_batches(batches, file, seen, parquet.metadata.num_rows)
+
+
+def _arrow(content: Opened, file: Path, seen: Seen, columns: Columns) -> Iterator[GivenRow]:
+    """Arrow's file format, which Feather is too."""
+    import pyarrow.ipc  # type: ignore[import-untyped]
+
+    with _arrow_errors(file), pyarrow.ipc.open_file(seekable(content, file, MOST_BYTES_WHOLE)) as reader:
+        wanted = _wanted(reader.schema.names, file, columns)
+        batches = (reader.get_batch(number).select(wanted) for number in range(reader.num_record_batches))
+        yield from _rows_of_batches(_pieces(batches), file, seen)
+
+
+def _arrow_stream(content: Opened, file: Path, seen: Seen, columns: Columns) -> Iterator[GivenRow]:
+    """Arrow's streaming format, as the library datasets writes."""
+    import pyarrow.ipc
+
+    with _arrow_errors(file), pyarrow.ipc.open_stream(content.stream) as reader:
+        wanted = _wanted(reader.schema.names, file, columns)
+        yield from _rows_of_batches(_pieces(batch.select(wanted) for batch in reader), file, seen)
+
+
+@contextmanager
+def _arrow_errors(file: Path) -> Iterator[None]:
+    import pyarrow
+
     try:
-        with (
-            open(file, "rb", opener=regular) as raw,
-            pyarrow.parquet.ParquetFile(raw, pre_buffer=False, buffer_size=1_000_000) as opened,
-        ):
-            names = opened.schema_arrow.names
-            known = recognise(names, str(file))
-            # A log may hold images and whole conversations beside.
-            wanted = [name for name in known.columns.values() if name in names]
-            number, bytes_a_row = 0, file.stat().st_size / max(opened.metadata.num_rows, 1)
-            # Without threads, whose stacks would count as memory.
-            for batch in opened.iter_batches(_rows_at_once(opened.metadata), columns=wanted, use_threads=False):
-                seen(batch.num_rows * bytes_a_row)
-                for given in batch.to_pylist():
-                    number += 1
-                    yield f"{file}, row {number}", given
+        yield
     except MemoryError:  # pyarrow's own is an ArrowException too
         raise
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
-        raise StudyError(f"{file}: cannot be read: {reason(error)}") from None
+        if out_of_memory(error):
+            raise MemoryError(str(error)) from None
+        raise DamagedError(f"{file}: cannot be read: {reason(error)}") from None
+
+
+def _wanted(names: Sequence[str], file: Path, columns: Columns) -> list[str]:
+    """The columns that are read: a log may hold images and whole conversations beside."""
+    known = recognise(names, str(file), columns)
+    wanted = {*known.columns.values(), *RESPONSE_IDS, *POSITIONS}
+    return [name for name in dict.fromkeys(names) if name in wanted]
+
+
+def _pieces(batches: Iterable[Any]) -> Iterator[Any]:
+    """Record batches in pieces of about NUMBERS_AT_ONCE numbers."""
+    for batch in batches:
+        bytes_a_row = batch.nbytes / max(batch.num_rows, 1)
+        at_once = max(1, min(256, int(8 * NUMBERS_AT_ONCE / max(bytes_a_row, 1))))
+        for start in range(0, batch.num_rows, at_once):
+            yield batch.slice(start, at_once)
+
+
+def _rows_of_batches(batches: Iterable[Any], file: Path, seen: Seen, rows: int = 0) -> Iterator[GivenRow]:
+    number, size = 0, file.stat().st_size
+    for batch in batches:
+        seen(batch.num_rows * size / rows if rows else 0)
+        for row in batch.to_pylist():
+            number += 1
+            yield f"{file}, row {number}", row
+    if not rows:
+        seen(size)
 
 
 def _rows_at_once(metadata: Any) -> int:
@@ -201,69 +392,41 @@ def _rows_at_once(metadata: Any) -> int:
     return max(1, min(256, int(NUMBERS_AT_ONCE / max([1.0, *numbers_a_row]))))
 
 
-def _dump(file: Path, seen: Seen) -> Iterator[tuple[str, LoggedRow]]:
-    """A dump of slime or miles: a dictionary with `samples`. Only tensors and plain values are unpickled."""
-    import torch
+def _torch(content: Opened, file: Path, seen: Seen, columns: Columns) -> Iterator[GivenRow]:
+    """What torch.save wrote. Only tensors and plain values are unpickled."""
+    document = load_torch(seekable(content, file, MOST_BYTES_WHOLE), file)
+    seen(file.stat().st_size)
+    yield from rows_of_document(document, str(file), columns)
 
+
+def _npz(content: Opened, file: Path, seen: Seen, columns: Columns) -> Iterator[GivenRow]:
+    """Rectangles [B, T], or one number a token with the response that it is of, as tokens.npz of this project has."""
     try:
-        with open(file, "rb", opener=regular) as opened:
-            if not zipfile.is_zipfile(opened):
-                raise StudyError(f"{file}: cannot be read: it is not what torch.save writes")
-            opened.seek(0)
-            loaded = torch.load(opened, map_location="cpu", weights_only=True)
-    except (StudyError, MemoryError):
-        raise
-    except Exception as error:  # torch and zipfile have their own, and so has what torch unpickles with
-        why = reason(error)
-        if type(error).__name__ == "UnpicklingError":
-            why = "it holds other objects than tensors and plain values, which could run code; they are not loaded"
-        raise StudyError(f"{file}: cannot be read: {why}") from None
-    samples = _samples(loaded, file)
+        with np.load(seekable(content, file, MOST_BYTES_WHOLE), allow_pickle=False) as packed:
+            wanted = _wanted(packed.files, file, columns)
+            arrays = {name: packed[name] for name in wanted}
+    except MemoryError:  # or a header lies about lengths
+        raise StudyError(f"{file}: its arrays take too much memory to read") from None
+    # RuntimeError: an encrypted file or a zip of another version.
+    except (OSError, ValueError, TypeError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, AttributeError):
+        raise StudyError(f"{file}: cannot be read as an npz file of arrays of numbers") from None
     seen(file.stat().st_size)
-    shared = {name: loaded[name] for name in ("rollout_id",) if name in loaded}
-    rows = ((f"{file}, sample {number}", {**sample, **shared}) for number, sample in enumerate(samples))
-    yield from sequences(rows, file.name)
+    yield from rows_of_document(arrays, str(file), columns)
 
 
-def _samples(loaded: Any, file: Path) -> list[dict[str, Any]]:
-    """slime dumps a list of samples; miles one dictionary of columns, each with a value a sample."""
-    found = loaded if isinstance(loaded, dict) else {}
-    samples, columns = found.get("samples"), found.get("rollout_data")
-    if isinstance(samples, list) and all(isinstance(sample, dict) for sample in samples):
-        return samples
-    if not isinstance(columns, dict) or not isinstance(columns.get("response_lengths"), list):
-        raise StudyError(f"{file}: has no samples, as a dump of slime or miles has")
-    if str(found.get("cp_size", 1)) != "1":
-        raise StudyError(f"{file}: has a part of each response, for context parallelism cut them; log without it")
-    count = len(columns["response_lengths"])
-    whole = {name: values for name, values in columns.items() if isinstance(values, list) and len(values) == count}
-    return [{name: values[i] for name, values in whole.items()} for i in range(count)]
-
-
-def _npz(file: Path, seen: Seen) -> Iterator[tuple[str, LoggedRow]]:
-    """tokens.npz of a run of this project: unmasked log-probs, step after step."""
-    arrays = {name: numbers(array) for name, array in parse_arrays(read_bytes(file), ARRAYS, file).items()}
-    seen(file.stat().st_size)
-    if table := [name for name, array in arrays.items() if array.ndim != 1]:
-        raise StudyError(f"{file}: {table[0]} is a table, not one number a token")
-    step_T, sequence_T = arrays["step"], arrays["sequence"]
-    changes_T = np.flatnonzero((np.diff(step_T) != 0) | (np.diff(sequence_T) != 0)) + 1
-    bounds = [0, *changes_T.tolist(), len(step_T)]
-    for begin, end in itertools.pairwise(bounds):
-        part = {name: arrays[name][begin:end] for name in ARRAYS}
-        yield (
-            "tailrl, tokens.npz",
-            LoggedRow(
-                where=f"{file}, step {step_T[begin]:.0f}, response {sequence_T[begin]:.0f}",
-                sampler_T=part["logp_infer"],
-                trainer_T=part["logp_train"],
-                token_T=ids(part["token"]),
-                advantage_T=part["advantage"],
-                step=last(step_T[begin]),
-                reward=last(part["reward"][0]),
-            ),
-        )
-
-
-READERS = {".jsonl": _jsonl, ".jsonl.gz": _jsonl, ".parquet": _parquet, ".pt": _dump, ".npz": _npz}
-"""By the ending of a file's name."""
+READERS: dict[str, Callable[[Opened, Path, Seen, Columns], Iterator[GivenRow]]] = {
+    "json": _json,
+    "csv": _csv,
+    "parquet": _parquet,
+    "arrow": _arrow,
+    "arrow_stream": _arrow_stream,
+    "npz": _npz,
+    "torch": _torch,
+}  # by what a file holds
+UNREAD = {
+    "feather_1": "it is Feather in version 1; write version 2",
+    "npy": "it is one array; save both sides' log-probs under their names, with numpy.savez",
+    "utf_16": "it is text in UTF-16; save it in UTF-8",
+    "zip": "it is an archive; unpack it",
+}
+KNOWN_KINDS = "JSON, CSV, Parquet, Arrow, Feather, npz or .pt, also compressed as .gz, .xz or .zst"

@@ -5,47 +5,83 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tailrl.diagnosis.documents import of_columns
+from tailrl.diagnosis.formats import SIDES, check_columns, is_scalar, length_of, recognise
+from tailrl.diagnosis.left_out import LeftOut, RowError
 from tailrl.diagnosis.log import Log
-from tailrl.diagnosis.readers import GivenRow, in_parts, read_log, sequences
+from tailrl.diagnosis.readers import in_parts, read_log, sequences
+from tailrl.diagnosis.token_rows import GivenRow
 from tailrl.runtime.errors import StudyError, one_line
 
 
-def read_table(table: Any) -> Iterator[tuple[str, Log]]:
-    """A log in parts, each with the title of its format; raises StudyError for what is no log."""
+def read_table(
+    table: Any, left_out: LeftOut | None = None, columns: Mapping[str, str] | None = None
+) -> Iterator[tuple[str, Log]]:
+    """A log in parts, each with the title of its format; raises StudyError for what is no log.
+
+    Args:
+        table: paths, rows, or a table.
+        left_out: gets what was left out.
+        columns: the table's names of columns, by ours.
+    """
+    left_out = LeftOut() if left_out is None else left_out
+    columns = check_columns(columns) if columns else None
     paths = [table] if isinstance(table, str | os.PathLike) else table
     if isinstance(paths, list | tuple) and paths and all(isinstance(path, str | os.PathLike) for path in paths):
-        yield from read_log([Path(path) for path in paths])
+        yield from read_log([Path(path) for path in paths], left_out=left_out, columns=columns)
         return
-    found = False
-    for title, part in in_parts(sequences(_rows(table))):
-        found = True
+    is_empty = True
+    for title, part in in_parts(sequences(_rows(table, columns), "", left_out, columns), left_out):
+        is_empty = False
         yield title, part
-    if not found:
+    if is_empty:
+        for sentence in left_out.first.values():
+            raise StudyError(sentence)
         raise StudyError("the table holds no sequence with a response")
 
 
-def _rows(table: Any) -> Iterator[GivenRow]:
-    for number, given in enumerate(_mappings(table)):
-        if not isinstance(given, Mapping):
-            raise StudyError(f"row {number}: is {type(given).__name__}, not a dictionary of columns: {one_line(given)}")
-        # pandas has NaN where a column has no value.
-        yield f"row {number}", {str(name): None if _absent(value) else value for name, value in given.items()}
+def _rows(table: Any, columns: Mapping[str, str] | None) -> Iterator[GivenRow]:
+    if isinstance(table, Mapping):
+        yield from _of_mapping({str(name): values for name, values in table.items()}, columns)
+        return
+    for number, row in enumerate(_mappings(table)):
+        where = f"row {number}"
+        if isinstance(row, Mapping):
+            # pandas has NaN where a column has no value.
+            yield where, {str(name): None if _absent(value) else value for name, value in row.items()}
+        else:
+            says = f"is {type(row).__name__}, not a dictionary of columns: {one_line(row)}"
+            yield where, RowError("they are no dictionaries", f"{where}: {says}")
+
+
+def _of_mapping(table: Mapping[str, Any], columns: Mapping[str, str] | None) -> Iterator[GivenRow]:
+    """Columns: lists of lists, rectangles, or one number a token with the response that it is of."""
+    if not table:
+        return
+    known = recognise(table, "the table", columns)
+    sides = {known.columns[side]: table[known.columns[side]] for side in SIDES}
+    lengths = {name: length_of(values) for name, values in sides.items()}
+    if len(set(lengths.values())) > 1:
+        raise StudyError(f"the columns differ in length: {lengths}")
+    rows = list(of_columns(table, "the table", columns))
+    (name, values), *_ = sides.items()
+    if rows and rows[0][1] is table and (is_scalar(values) or (length_of(values) and is_scalar(values[0]))):
+        raise StudyError(
+            f"the table: {name} has numbers and no lists; a row is one response, with a list of its tokens' numbers, "
+            "or one token, with a column response_id"
+        )
+    yield from rows
 
 
 def _mappings(table: Any) -> Iterable[Any]:
     if hasattr(table, "to_pylist"):  # pyarrow's tables and their batches
-        return (given for start in range(0, len(table), 256) for given in table.slice(start, 256).to_pylist())
+        return (row for start in range(0, len(table), 256) for row in table.slice(start, 256).to_pylist())
     if hasattr(table, "to_batches"):  # its datasets
-        return (given for batch in table.to_batches(batch_size=256) for given in batch.to_pylist())
-    if isinstance(table, Mapping) or hasattr(table, "columns"):
-        columns = {name: table[name] for name in (table if isinstance(table, Mapping) else table.columns)}
-        single = [str(name) for name, values in columns.items() if not hasattr(values, "__len__")]
-        if single:
-            raise StudyError(f"the column {one_line(single[0])} holds one value, not one for each row")
-        lengths = {str(name): len(values) for name, values in columns.items()}
-        if len(set(lengths.values())) > 1:
-            raise StudyError(f"the columns differ in length: {lengths}")
-        return (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
+        return (row for batch in table.to_batches(batch_size=256) for row in batch.to_pylist())
+    if hasattr(table, "columns"):
+        columns = [(name, table[name]) for name in table.columns]
+        names = [name for name, _ in columns]
+        return (dict(zip(names, values, strict=True)) for values in zip(*(c for _, c in columns), strict=True))
     if isinstance(table, Iterable):
         return table
     raise StudyError(f"a log is a table, a dictionary of columns, rows or paths, not {type(table).__name__}")

@@ -1,0 +1,138 @@
+"""Whole documents, as JSON texts, dumps of torch and npz files are: their rows, or their columns as rows."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailrl.diagnosis.formats import PER_TOKEN, has_sides, length_of, recognise
+from tailrl.diagnosis.left_out import RowError
+from tailrl.diagnosis.token_rows import POSITIONS, GivenRow, response_column
+from tailrl.runtime.errors import StudyError
+
+MOST_PIECES = 1_000_000  # responses of one document
+
+
+def rows_of_document(document: Any, where: str, chosen: Mapping[str, str] | None = None) -> Iterator[GivenRow]:
+    """The rows of a whole JSON text or of an unpickled dump: a list of rows, or columns, or either under a name.
+
+    Under a name other than a column's, the numbers and texts beside it belong to every row, as slime's rollout_id.
+
+    Raises:
+        RowError: it holds neither.
+        StudyError: each response was cut into parts.
+    """
+    if isinstance(document, Mapping):
+        yield from _of_mapping(_of_pandas(document), where, chosen)
+        return
+    if not isinstance(document, list | tuple):
+        says = f"holds {type(document).__name__}, not rows or columns"
+        raise RowError("it holds no rows and no columns", f"{where}: {says}")
+    if not document:
+        return
+    if not any(isinstance(row, Mapping) for row in document):
+        says = f"holds a list of {type(document[0]).__name__}, not of rows"
+        raise RowError("it holds no rows and no columns", f"{where}: {says}")
+    for number, row in enumerate(document):
+        place = f"{where}, row {number}"
+        if isinstance(row, Mapping):
+            yield place, row
+        else:
+            says = f"holds {type(row).__name__}, not a JSON object"
+            yield place, RowError("they are no JSON objects", f"{place}: {says}")
+
+
+def _of_mapping(document: Mapping[Any, Any], where: str, chosen: Mapping[str, str] | None) -> Iterator[GivenRow]:
+    if has_sides(document, chosen):
+        yield from of_columns(document, where, chosen)
+        return
+    shared = {name: value for name, value in document.items() if isinstance(value, str | int | float)}
+    if str(shared.get("cp_size", 1)) != "1":
+        raise StudyError(f"{where}: has a part of each response, for context parallelism cut them; log without it")
+    for inner in document.values():
+        if isinstance(inner, Mapping) and has_sides(inner, chosen):
+            yield from of_columns({**shared, **inner}, where, chosen)
+            return
+        if isinstance(inner, list | tuple) and inner and all(isinstance(row, Mapping) for row in inner):
+            for number, row in enumerate(inner):
+                yield f"{where}, sample {number}", {**shared, **row}
+            return
+    recognise(map(str, document), where, chosen)  # which says what is missing
+
+
+def _of_pandas(document: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """Columns from what pandas writes: `{column: {index: value}}`, or columns, index and data apart."""
+    names, data = document.get("columns"), document.get("data")
+    if isinstance(names, list) and isinstance(data, list):
+        is_table = all(isinstance(row, list) and len(row) == len(names) for row in data)
+        if is_table:
+            return {str(name): [row[place] for row in data] for place, name in enumerate(names)}
+    columns = [column for column in document.values() if isinstance(column, Mapping)]
+    if not columns or not columns[0] or len(columns) < len(document):
+        return document
+    if any(list(column) != list(columns[0]) for column in columns):
+        return document
+    return {name: list(column.values()) for name, column in document.items()}
+
+
+def of_columns(document: Mapping[Any, Any], where: str, chosen: Mapping[str, str] | None) -> Iterator[GivenRow]:
+    """Columns as one row, which may be a rectangle, or with one number a token as a row for each response.
+
+    Raises:
+        StudyError: the column that says which response a token is of has another length.
+    """
+    known = recognise(document, where, chosen)
+    sampler = document[known.columns["sampler"]]
+    count = length_of(sampler)
+    response = response_column(known, document)
+    position = next((name for name in POSITIONS if name in document), None)
+    if not _is_flat(sampler) or not (response or position):
+        yield where, document
+        return
+    steps = known.columns.get("step", "")
+    keys = [_codes(document[name]) for name in (response, steps) if name and length_of(document.get(name)) == count]
+    if response is None:
+        keys = [_starts(document[position])]
+    if not keys or any(len(key) != count for key in keys):
+        raise StudyError(f"{where}: {response or position} and {known.columns['sampler']} differ in length")
+    lists = {name for role, name in known.columns.items() if role in (*PER_TOKEN, "mask")}
+    columns = {name: _array(values) for name, values in document.items() if length_of(values) == count}
+    for number, places in enumerate(_groups(keys)):
+        row = {name: values[places] if name in lists else values[places[0]] for name, values in columns.items()}
+        yield f"{where}, response {number}", {**document, **row}
+
+
+def _is_flat(values: Any) -> bool:
+    """Whether these are numbers, and more than one."""
+    count = length_of(values)
+    return count > 1 and all(not length_of(values[place]) and values[place] is not None for place in (0, count - 1))
+
+
+def _array(values: Any) -> NDArray[Any]:
+    if hasattr(values, "detach"):
+        values = values.detach().cpu().numpy()
+    return np.asarray(values)
+
+
+def _codes(values: Any) -> NDArray[Any]:
+    """A number for each value, equal for equal ones."""
+    array = _array(values)
+    array = array if array.dtype.kind in "biuf" else array.astype(str)
+    codes: NDArray[Any] = np.unique(array, return_inverse=True)[1].reshape(-1)
+    return codes
+
+
+def _starts(positions: Any) -> NDArray[Any]:
+    """The number of the response of each token, which begins where the position does not rise."""
+    position_T = _array(positions).astype(np.float64)
+    starts: NDArray[Any] = np.cumsum(np.diff(position_T, prepend=np.inf) <= 0)
+    return starts
+
+
+def _groups(keys: list[NDArray[Any]]) -> list[NDArray[Any]]:
+    """The places of the tokens of each response, in the order in which the responses begin."""
+    code_T = np.unique(np.stack(keys), axis=1, return_inverse=True)[1].reshape(-1)
+    order_T = np.argsort(code_T, kind="stable")
+    groups = np.split(order_T, np.cumsum(np.bincount(code_T))[:-1])
+    return sorted(groups, key=lambda places: int(places[0]))

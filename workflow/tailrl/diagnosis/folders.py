@@ -1,0 +1,71 @@
+"""Which files of a folder are looked at, and whose folder it is where none holds a log."""
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from tailrl.analysis.format import count
+from tailrl.diagnosis.formats import how_to_log
+from tailrl.diagnosis.left_out import LeftOut, RowError
+from tailrl.diagnosis.opened import may_be_log
+from tailrl.runtime.errors import StudyError, few
+
+
+class NoLogError(StudyError):
+    """No file holds a log of tokens; some may hold curves."""
+
+
+def log_files(paths: Iterable[Path], left_out: LeftOut) -> list[Path]:
+    """These files, and those in these folders that may be logs, in order, each once.
+
+    Raises:
+        StudyError: a path is missing.
+    """
+    return list({os.path.realpath(file): file for path in paths for file in _files(path, left_out)}.values())
+
+
+def _files(path: Path, left_out: LeftOut) -> list[Path]:
+    if path.is_dir():
+        left_out.folders.append(path)
+        files: list[Path] = []
+        for file in sorted(regular_files(path)):
+            if may_be_log(file):
+                files.append(file)
+            elif file.stat().st_size:  # an empty file marks that something is done
+                left_out.files[file] = StudyError(f"{file}: is no log")
+        return files
+    if not os.path.lexists(path):
+        raise StudyError(f"{path}: is missing")
+    return [path]
+
+
+def regular_files(folder: Path) -> Iterator[Path]:
+    """The regular files in a folder and in the folders within, hidden ones apart; links to folders are not followed."""
+    for where, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in names:
+            file = Path(where, name)
+            if not name.startswith(".") and file.is_file():
+                yield file
+
+
+def of_folder(paths: Sequence[Path], left_out: LeftOut) -> StudyError:
+    """Why nothing could be read: the file's own reason, or whose folder it looks like and what to switch on."""
+    if len(left_out.files) == 1 and not any(path.is_dir() for path in paths):
+        return next(iter(left_out.files.values()))
+    where = few([str(path) for path in paths])
+    errors = list(left_out.files.values())
+    dumps = [(file, error) for file, error in left_out.files.items() if isinstance(error, RowError) and error.framework]
+    if dumps:
+        framework, _ = Counter(error.framework for _, error in dumps).most_common(1)[0]
+        file, dump = next((file, error) for file, error in dumps if error.framework == framework)
+        what = dump.reason.removeprefix("it is ")
+        return NoLogError(
+            f"{where}: holds no log of tokens. It looks like a folder of {framework}: {file.name} is {what}. "
+            f"{how_to_log(framework)}"
+        )
+    if not errors:
+        return NoLogError(f"{where}: holds no file that may be a log: JSON, Parquet, Arrow, CSV, npz or .pt")
+    first = next((error for error in errors if not str(error).endswith(": is no log")), errors[0])
+    return NoLogError(f"{where}: holds no log of tokens in {count(len(errors), 'file')}; the first: {first}")
