@@ -7,6 +7,7 @@ from typing import Any
 from tailrl.diagnosis.advice import Advice, advise
 from tailrl.diagnosis.causes import Cause, find_causes
 from tailrl.diagnosis.exact_checks import ExactChecks, Fault
+from tailrl.diagnosis.lags import LagsAndDepths, SizeRow
 from tailrl.diagnosis.log import Log
 from tailrl.diagnosis.measure import Measured
 from tailrl.diagnosis.replay import Replay, Replayed
@@ -24,6 +25,7 @@ class Diagnosis:
         remedies: each remedy at each threshold, replayed on the log's tokens.
         responses: the worst responses, for the token explorer.
         faults: what the log itself has wrong, told exactly.
+        lags, depths: the sizes by lag and by depth: see `lags.py`.
     """
 
     measured: Measured
@@ -31,6 +33,8 @@ class Diagnosis:
     remedies: tuple[Replayed, ...]
     responses: tuple[Response, ...]
     faults: tuple[Fault, ...] = ()
+    lags: tuple[SizeRow, ...] = ()
+    depths: tuple[SizeRow, ...] = ()
 
     @property
     def advice(self) -> Advice:
@@ -41,13 +45,22 @@ class Diagnosis:
 def diagnose_parts(parts: Iterable[tuple[str, Log]]) -> Diagnosis:
     """The diagnosis of a log that comes in parts, each with the title of its format. One pass, bounded memory."""
     measured, replay, worst = Measured(), Replay(), Worst()
-    checks = ExactChecks()
+    checks, sizes = ExactChecks(), LagsAndDepths()
     for title, log in parts:
         measured.add(title, log)
         replay.add(log)
         worst.add(log)
         checks.add(log)
-    return Diagnosis(measured, find_causes(measured), replay.table(), worst.responses(), checks.faults())
+        sizes.add(log)
+    return Diagnosis(
+        measured=measured,
+        causes=find_causes(measured),
+        remedies=replay.table(),
+        responses=worst.responses(),
+        faults=checks.faults(),
+        lags=sizes.lags(),
+        depths=sizes.depths(),
+    )
 
 
 def diagnose(table: Any) -> Diagnosis:
