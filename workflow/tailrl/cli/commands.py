@@ -1,6 +1,7 @@
 """The commands for people: one function each, whose docstring is its help."""
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -260,6 +261,43 @@ def probe(
             out.write_text(probe_page(probed, diagnosis), encoding="utf-8")
 
 
+def watch(
+    folder: Annotated[
+        Path,
+        Argument(
+            metavar="FOLDER",
+            help="the folder of a running training's logs of tokens and of its metrics, or one file of them",
+            show_default=False,
+        ),
+    ],
+    once: Annotated[bool, Option("--once", help="judge the steps that are there, and end")] = False,
+    as_json: Annotated[bool, Option("--json", help="a line of JSON a step")] = False,
+    every: Annotated[float, Option(metavar="SECONDS", help="between two looks", min=0.05)] = 2.0,
+    idle: Annotated[
+        float | None, Option(metavar="SECONDS", help="end when nothing new came for so long; else by Ctrl-C", min=0)
+    ] = None,
+    stop: Annotated[bool, Option("--stop", help="end at the first step with an alarm")] = False,
+    exact: Annotated[
+        bool, Option("--exact", help="the engine computes with the trainer's own bits: equal columns are no alarm")
+    ] = False,
+    without: Annotated[list[str] | None, Option(metavar="ALARM", help="leave this alarm out; once for each")] = None,
+) -> None:
+    """Follow the logs of a running training, and raise alarms. End with 1 after an alarm, with 2 without any step."""
+    from tailrl.watch.alarms import check_names
+    from tailrl.watch.follow import watch as follow
+
+    check_names(without or ())
+    seconds_idle = math.inf if idle is None else idle
+    code = follow(folder, once, as_json, every, seconds_idle, stop, exact, tuple(without or ()), _line)
+    if code:
+        raise Exit(code)
+
+
+def _line(text: str) -> None:
+    """Prints at once, so that another program can read along."""
+    print(text, flush=True)
+
+
 def mirror(results: Folder) -> None:
     """Send a study's runs to a W&B server, without those that it has."""
     from tailrl.tracking.wandb_mirror import mirror as mirror_runs
@@ -283,6 +321,6 @@ def unlock() -> None:
 
 HELP_GROUPS: dict[str, tuple[Callable[..., None], ...]] = {
     "Study": (check, plan, schema, metrics, download, unlock),
-    "Results": (diagnose, probe, across, card, claims, mirror, dashboard),
+    "Results": (diagnose, watch, probe, across, card, claims, mirror, dashboard),
 }
 """The help's groups of commands, in order."""

@@ -8,6 +8,7 @@ from tailrl.diagnosis.advice import Advice, advise
 from tailrl.diagnosis.causes import Cause, find_causes
 from tailrl.diagnosis.exact_checks import ExactChecks, Fault
 from tailrl.diagnosis.left_out import LeftOut
+from tailrl.diagnosis.lags import LagsAndDepths, SizeRow
 from tailrl.diagnosis.log import Log
 from tailrl.diagnosis.measure import Measured
 from tailrl.diagnosis.replay import Replay, Replayed
@@ -26,6 +27,7 @@ class Diagnosis:
         responses: the worst responses, for the token explorer.
         faults: what the log itself has wrong, told exactly.
         notes: a sentence on each kind of row and file that was left out.
+        lags, depths: the sizes by lag and by depth: see `lags.py`.
     """
 
     measured: Measured
@@ -34,6 +36,8 @@ class Diagnosis:
     responses: tuple[Response, ...]
     faults: tuple[Fault, ...] = ()
     notes: tuple[str, ...] = ()
+    lags: tuple[SizeRow, ...] = ()
+    depths: tuple[SizeRow, ...] = ()
 
     @property
     def advice(self) -> Advice:
@@ -47,14 +51,23 @@ def diagnose_parts(parts: Iterable[tuple[str, Log]], left_out: LeftOut | None = 
     `left_out` is what the reader of the parts leaves out.
     """
     measured, replay, worst = Measured(), Replay(), Worst()
-    checks = ExactChecks()
+    checks, sizes = ExactChecks(), LagsAndDepths()
     for title, log in parts:
         measured.add(title, log)
         replay.add(log)
         worst.add(log)
         checks.add(log)
-    notes = left_out.sentences() if left_out else ()
-    return Diagnosis(measured, find_causes(measured), replay.table(), worst.responses(), checks.faults(), notes)
+        sizes.add(log)
+    return Diagnosis(
+        measured=measured,
+        causes=find_causes(measured),
+        remedies=replay.table(),
+        responses=worst.responses(),
+        faults=checks.faults(),
+        lags=sizes.lags(),
+        depths=sizes.depths(),
+        notes=left_out.sentences() if left_out else (),
+    )
 
 
 def diagnose(table: Any, columns: Mapping[str, str] | None = None) -> Diagnosis:

@@ -10,6 +10,7 @@ from tailrl.diagnosis.advice import SURE, mistakes
 from tailrl.diagnosis.causes import cause_words, disagrees_with_itself
 from tailrl.diagnosis.charts import charts
 from tailrl.diagnosis.diagnosis import Diagnosis
+from tailrl.diagnosis.lags import BEYOND, lag_words
 from tailrl.diagnosis.measure import Measured
 from tailrl.diagnosis.metrics import Rule, named_metrics, quantity
 from tailrl.diagnosis.replay import catalogue, configuration
@@ -136,6 +137,10 @@ def _values(diagnosis: Diagnosis) -> dict[str, object]:
         "probable": SURE,
         "not_replayed": "; ".join(one.words for one in catalogue().not_replayed),
         "configured": configuration(advice.name, advice.threshold, _framework(measured)) if advice.name else (),
+        "lags": diagnosis.lags,
+        "depths": diagnosis.depths,
+        "lag_words": lag_words(diagnosis.lags),
+        "beyond": BEYOND,
         "lacking": [words for name, words in OPTIONAL_COLUMNS.items() if name not in measured.has],
     }
 

@@ -1,0 +1,340 @@
+"""Follows the files of a folder while a training writes them: what is new since the last look.
+
+JSON lines are read from where the last look ended, whole lines alone; a file that was renamed (rotated) goes on at its
+place, and one that was cut or replaced is read anew. Other kinds are read whole when they have changed, and what was
+taken before is left out.
+"""
+
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from tailrl.curves.history import History, read_history
+from tailrl.curves.names import is_learning_rate, known_metric, step_names
+from tailrl.diagnosis.log import Log
+from tailrl.diagnosis.tables import read_table
+from tailrl.runtime.errors import StudyError, one_line, reason, say
+from tailrl.runtime.limits import regular
+from tailrl.watch.table import digest
+
+LINES = (".jsonl", ".ndjson")
+TOKEN_FILES = (".parquet", ".pt", ".npz", ".gz", ".arrow", ".feather")
+CURVE_FILES = (".wandb", ".csv", ".tsv", ".log", ".out", ".txt")
+STATE = "trainer_state.json"
+BYTES_A_LOOK = 64_000_000
+"""Of a file's new lines that one look takes; the rest comes with the next."""
+
+HEAD_BYTES = 256
+"""Of a file's beginning, by which a replaced file is known."""
+
+ROWS_A_STEP = 256
+"""Responses that count as a step where a log has no steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Responses of one step: a part of a log, and the digests of their prompts [S] (0: not known)."""
+
+    file: Path
+    step: float
+    log: Log
+    prompt_S: np.ndarray[Any, np.dtype[np.int64]]
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """Numbers of one step, by the fields of `Step` that they are; `digest` of the sampler's weights."""
+
+    file: Path
+    step: float
+    numbers: Mapping[str, float]
+    digest: str = ""
+
+
+Item = Tokens | Metrics
+
+
+@dataclass
+class Followed:
+    """How far a file was read: bytes of lines, or what was taken of a whole file; `kind`: tokens, metrics or other."""
+
+    head: bytes = b""
+    place: int = 0
+    lines: int = 0
+    kind: str = ""
+    stamp: tuple[int, int] = (-1, -1)
+    taken: int = 0
+    seen: dict[float, set[str]] = field(default_factory=dict)
+    last_step: float = -1.0
+    told: set[str] = field(default_factory=set)
+
+
+@cache
+def names() -> dict[str, Any]:
+    """The names of `names.yaml`."""
+    return dict(yaml.safe_load(Path(__file__).with_name("names.yaml").read_text(encoding="utf-8")))
+
+
+class Folder:
+    """The files of a folder (or one file); `look` gives what is new."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises StudyError where there is nothing at this path."""
+        if not path.exists():
+            raise StudyError(f"{path}: is missing")
+        self.path = path
+        self.followed: dict[tuple[int, int], Followed] = {}
+        self.unnumbered = 0
+
+    def look(self, whole: bool = False) -> Iterator[Item]:
+        """What was written since the last look. `whole`: no one writes any more, so every file is finished."""
+        for file in self.files():
+            try:
+                status = file.stat()
+            except OSError:  # it was renamed or removed in between
+                continue
+            known = self.followed.setdefault((status.st_dev, status.st_ino), Followed())
+            try:
+                if _ending(file) in LINES:
+                    yield from self._lines(file, known, status.st_size)
+                else:
+                    yield from self._whole(file, known, status, whole)
+            except StudyError as error:
+                self._tell(file, known, str(error))
+            except ModuleNotFoundError as error:
+                self._tell(file, known, f"{file}: is left out: {error.name} is not installed")
+
+    def files(self) -> list[Path]:
+        """The files that may be logs, by name; lines, which grow, before files that may hold the same once more."""
+        if self.path.is_file():
+            return [self.path]
+        every = [file for file in self.path.rglob("*") if _ending(file) or file.name == STATE]
+        return sorted(filter(Path.is_file, every), key=lambda file: (_ending(file) not in LINES, file))
+
+    def _tell(self, file: Path, known: Followed, words: str) -> None:
+        """Says once what is wrong with a file, and goes on."""
+        if words not in known.told:
+            known.told.add(words)
+            say(words if str(file) in words else f"{file}: {words}")
+
+    # --- files of lines --------------------------------------------------------------------------------
+
+    def _lines(self, file: Path, known: Followed, size: int) -> Iterator[Item]:
+        if known.kind == "other" or size == known.place:
+            return
+        try:
+            with open(file, "rb", opener=regular) as opened:
+                head = opened.read(HEAD_BYTES)
+                if size < known.place or head[: len(known.head)] != known.head:
+                    known.place, known.lines, known.kind = 0, 0, ""  # cut, or another file in its place
+                known.head = head
+                opened.seek(known.place)
+                content = opened.read(BYTES_A_LOOK)
+        except OSError as error:
+            raise StudyError(f"{file}: cannot be read: {reason(error)}") from None
+        content = content[: content.rfind(b"\n") + 1]  # the last line is still being written
+        known.place += len(content)
+        for line in content.split(b"\n")[:-1]:
+            known.lines += 1
+            if not line.strip():
+                continue
+            where = f"{file}, line {known.lines}"
+            try:
+                row = json.loads(line.removeprefix(b"\xef\xbb\xbf"))
+            except (ValueError, RecursionError):
+                self._tell(file, known, f"{where}: is no JSON, and left out; later ones of the file too")
+                continue
+            if not isinstance(row, dict):
+                known.kind = known.kind or "other"
+            known.kind = known.kind or _kind(row)
+            if known.kind == "other":
+                return
+            if known.kind == "metrics":
+                yield from self._metrics(file, known, row)
+            else:
+                yield from self._row(file, known, row, where)
+
+    def _row(self, file: Path, known: Followed, row: Mapping[str, Any], where: str) -> Iterator[Item]:
+        try:
+            parts = [log for _, log in read_table([row])]
+        except StudyError as error:
+            self._tell(file, known, f"{where}: is left out: {one_line(str(error).removeprefix('row 0: '))}")
+            return
+        for log in parts:
+            step = float(log.step_S[0])
+            if math.isnan(step):
+                step = float(self.unnumbered // ROWS_A_STEP)
+                self.unnumbered += len(log.start_S)
+            prompt_S = np.full(len(log.start_S), _prompt(row, log), np.int64)
+            yield Tokens(file, step, log, prompt_S, _digest(row))
+
+    def _metrics(self, file: Path, known: Followed, row: Mapping[str, Any]) -> Iterator[Item]:
+        flat = dict(flat_row(row))
+        named = [flat[name] for name in step_names() if name in flat]
+        step = named[0] if named else known.last_step + 1
+        if not math.isfinite(step):
+            return
+        known.last_step = step
+        if (numbers := step_numbers(flat)) or _digest(row):
+            yield Metrics(file, step, numbers, _digest(row))
+
+    # --- other files -----------------------------------------------------------------------------------
+
+    def _whole(self, file: Path, known: Followed, status: os.stat_result, whole: bool) -> Iterator[Item]:
+        stamp = (status.st_size, status.st_mtime_ns)
+        if known.kind == "other" or stamp == known.stamp:
+            return
+        if not known.kind:
+            known.kind = "tokens" if file.suffix.lower() in TOKEN_FILES else "metrics"
+        try:
+            if known.kind == "metrics":
+                yield from self._history(file, known)
+            else:
+                yield from self._parts(file, known)
+            known.stamp = stamp
+        except StudyError:
+            # It may be half-written: the next look says whether it is.
+            if whole or known.stamp == stamp:
+                raise
+        finally:
+            known.stamp = stamp if whole else known.stamp
+
+    def _history(self, file: Path, known: Followed) -> Iterator[Item]:
+        history = read_history(file)
+        if history is None:
+            if file.suffix.lower() not in (".log", ".out", ".txt", ".csv", ".tsv"):
+                known.kind = "other"
+            return
+        for step, flat in _rows_of(history).items():
+            new = {name: value for name, value in flat.items() if name not in known.seen.get(step, ())}
+            known.seen.setdefault(step, set()).update(new)
+            if numbers := step_numbers(new):
+                yield Metrics(file, step, numbers)
+
+    def _parts(self, file: Path, known: Followed) -> Iterator[Item]:
+        taken, number = known.taken, 0
+        for _, log in read_table(file):
+            count = len(log.start_S)
+            first, number = max(0, taken - number), number + count
+            chosen_S = np.arange(count) >= first
+            step_S = np.where(np.isnan(log.step_S), float(self.unnumbered // ROWS_A_STEP), log.step_S)
+            for step in np.unique(step_S[chosen_S]).tolist():
+                part = select(log, chosen_S & (step_S == step))
+                yield Tokens(file, step, part, np.zeros(len(part.start_S), np.int64))
+        if number > taken:
+            # A file without steps is one step.
+            self.unnumbered = (self.unnumbered // ROWS_A_STEP + 1) * ROWS_A_STEP
+        known.taken = max(known.taken, number)
+
+
+def _ending(file: Path) -> str:
+    """The ending that says how to read a file; one that was rotated keeps its kind: `.jsonl.1`."""
+    suffixes = [suffix.lower() for suffix in file.suffixes]
+    while suffixes and suffixes[-1][1:].isdigit():
+        suffixes.pop()
+    last = suffixes[-1] if suffixes else ""
+    return last if last in (*LINES, *TOKEN_FILES, *CURVE_FILES) else ""
+
+
+def _kind(row: Mapping[str, Any]) -> str:
+    """What the first line of a file says: a row of tokens has lists, a row of metrics known names or a step."""
+    if any(isinstance(value, list) for value in row.values()):
+        try:
+            next(iter(read_table([row])))
+        except (StudyError, StopIteration):
+            return "tokens" if any("logp" in name.lower() for name in row) else "other"
+        return "tokens"
+    flat = dict(flat_row(row))
+    known = any(name in flat for name in step_names()) or bool(step_numbers(flat))
+    return "metrics" if known else "other"
+
+
+def flat_row(row: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, float]]:
+    """The numbers of a row; names of nested mappings are joined by slashes, null is NaN."""
+    for name, value in row.items():
+        whole = f"{before}{name}"
+        if isinstance(value, Mapping):
+            yield from flat_row(value, f"{whole}/")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield whole, float(value) if abs(value) <= sys.float_info.max else math.inf
+
+
+def _rows_of(history: History) -> dict[float, dict[str, float]]:
+    rows: dict[float, dict[str, float]] = {}
+    for curve in history.curves:
+        for step, value in zip(curve.step_N.tolist(), curve.value_N.tolist(), strict=True):
+            rows.setdefault(step, {})[curve.name] = value
+    return dict(sorted(rows.items()))
+
+
+def step_numbers(flat: Mapping[str, float]) -> dict[str, float]:
+    """The fields of `Step` that metrics by their logged names say."""
+    found: dict[str, float] = {}
+    for name, value in flat.items():
+        if is_learning_rate(name):
+            found.setdefault("learning_rate", value)
+            continue
+        metric = known_metric(name)
+        if metric and (field_name := names()["quantities"].get(metric.of)):
+            found.setdefault(field_name, value)
+            continue
+        for field_name in ("clip", "reward", "version"):
+            if _named(name, names()[field_name]):
+                found.setdefault(field_name, value)
+    return found
+
+
+def _named(name: str, known: list[str]) -> bool:
+    parts = name.split("/")
+    return any("/".join(parts[begin:]) in known for begin in range(len(parts)))
+
+
+def _digest(row: Mapping[str, Any]) -> str:
+    """The digest of the sampler's weights in a row, or its version where that is a name and no number."""
+    for name in [*names()["digest"], *names()["version"]]:
+        value = row.get(name)
+        if isinstance(value, str) and value and (name in names()["digest"] or not value.replace(".", "").isdigit()):
+            return value
+    return ""
+
+
+def _prompt(row: Mapping[str, Any], log: Log) -> int:
+    """A digest of the row's prompt: a column of its own, or the ids before the response's; 0 where it is not known."""
+    for name in names()["prompt"]:
+        if value := row.get(name):
+            return digest(json.dumps(value, default=str).encode())
+    if len(log.start_S) != 1 or (log.token_T < 0).any():
+        return 0
+    response = log.token_T.tolist()
+    for value in row.values():
+        if isinstance(value, list) and len(value) > len(response) and value[-len(response) :] == response:
+            return digest(json.dumps(value[: -len(response)], default=str).encode())
+    return 0
+
+
+def select(log: Log, chosen_S: np.ndarray[Any, np.dtype[np.bool_]]) -> Log:
+    """The chosen sequences of a log."""
+    chosen_T = chosen_S[log.sequence_T]
+    length_S = np.bincount(log.sequence_T, minlength=len(log.start_S))[chosen_S]
+    start_S = np.concatenate([[0], np.cumsum(length_S)[:-1]]).astype(np.int64)
+    columns: dict[str, Any] = {}
+    for name in Log.__dataclass_fields__:
+        values = getattr(log, name)
+        if name == "text_S":
+            columns[name] = tuple(text for text, kept in zip(values, chosen_S.tolist(), strict=True) if kept)
+        elif name.endswith("_S"):
+            columns[name] = values[chosen_S]
+        else:
+            columns[name] = values[chosen_T]
+    columns |= {"start_S": start_S, "sequence_T": np.repeat(np.arange(len(start_S)), length_S)}
+    return Log(**columns)
