@@ -7,8 +7,8 @@ from typing import Any
 from tailrl.diagnosis.advice import Advice, advise
 from tailrl.diagnosis.causes import Cause, find_causes
 from tailrl.diagnosis.exact_checks import ExactChecks, Fault
-from tailrl.diagnosis.left_out import LeftOut
 from tailrl.diagnosis.lags import LagsAndDepths, SizeRow
+from tailrl.diagnosis.left_out import LeftOut
 from tailrl.diagnosis.log import Log
 from tailrl.diagnosis.measure import Measured
 from tailrl.diagnosis.replay import Replay, Replayed
