@@ -13,6 +13,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The tests that want W&B say so.
 os.environ["WANDB_MODE"] = "disabled"
 
+import hypothesis
 import pytest
 from sampler_fixture import PlainSampler
 
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 TINY = ScratchPolicy(vocabulary_size=600, hidden_size=64, layers=2, heads=2, intermediate_size=96, max_length=64)
+
+
+# A time limit on an example fails on a busy machine.
+hypothesis.settings.register_profile("any machine", deadline=None)
+hypothesis.settings.load_profile("any machine")
 
 
 def freeze() -> None:

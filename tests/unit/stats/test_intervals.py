@@ -10,7 +10,7 @@ from statistics import NormalDist
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrl.stats.intervals import (
@@ -202,7 +202,6 @@ def test_arm_difference_where_the_seeds_of_one_arm_agree() -> None:
     assert found.high == pytest.approx(2 + T_2 / math.sqrt(3))
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=7))
 def test_holm_is_the_closed_test_of_bonferroni(p_M: list[float]) -> None:
     """A hypothesis is rejected if Bonferroni rejects every set of hypotheses that contains it."""
