@@ -35,7 +35,7 @@ STUDIES := $(sort $(patsubst studies/%.yaml,%,$(wildcard studies/*.yaml)))
 POOLS := $(shell sed -n 's/^\([a-z0-9_]*\):$$/\1/p' workflow/tailrl/analysis/pools.yaml)
 NAMES := $(STUDIES) ablate_length ablate_domain gradients distributions early_warning overview $(POOLS)
 
-.PHONY: $(NAMES) figure1 help venv install reproduce test test-slow slurm peers verl chaos planted fuzz bench bench-quick soak families diagnose-exam gpu-check lint publish pages docs docs-serve docs-check format clean
+.PHONY: $(NAMES) figure1 help venv install reproduce test test-slow slurm peers verl trl chaos planted fuzz bench bench-quick soak families diagnose-exam gpu-check lint publish pages docs docs-serve docs-check format clean
 .DEFAULT_GOAL := help
 
 help:  ## print this list
@@ -79,6 +79,9 @@ verl: venv  ## the hook for verl's token log with verl's own trainers and queue:
 	echo "import site; site.addsitedir('$(abspath $(VENV))/lib/python3.11/site-packages')" > $(VENV)-verl/lib/python3.11/site-packages/base.pth
 	$(VENV)-verl/bin/python envs/install.py envs/verl.txt
 	$(VENV)-verl/bin/python -m pytest -q tests/verl $(ARGS)
+
+trl: venv  ## the tests of tailrl.trl with several versions of TRL: ten minutes
+	$(IN_VENV) python benchmarks/trl_versions.py --out docs/results/trl_versions.csv $(ARGS)
 
 chaos: venv  ## kill a small study 100 times; it must end as an undisturbed one: an hour, or 20 minutes with ARGS="--engine exact"
 	$(IN_VENV) PYTHONPATH=tests/fixtures:docs/code python tests/chaos/chaos.py $(ARGS)

@@ -1,6 +1,7 @@
 """What the adapter refuses, each with a sentence that names the setting."""
 
 import importlib
+import inspect
 import math
 import subprocess
 import sys
@@ -82,10 +83,10 @@ def test_a_trainer_that_samples_nothing() -> None:
 class Head:
     """A model as far as the checks look: its configuration and its head."""
 
-    def __init__(self, bias: object = None, peft: bool = False, **config: Any) -> None:
-        if peft:
-            self.peft_config: dict[str, Any] = {}
+    def __init__(self, bias: object = None, text: object = None, **config: Any) -> None:
         self.config = LlamaConfig(**config)
+        if text is not None:
+            self.config.get_text_config = lambda: text
         self.head = SimpleNamespace(weight=None, bias=bias)
 
     def get_output_embeddings(self) -> SimpleNamespace:
@@ -99,14 +100,14 @@ def server(mode: str) -> SimpleNamespace:
 
 def trainer_of(**settings: Any) -> SimpleNamespace:
     plain: dict[str, Any] = {"accelerator": SimpleNamespace(is_main_process=True)}
-    plain |= {"_is_vlm": False, "aux_loss_enabled": False, "is_fsdp_enabled": False, "is_deepspeed_enabled": False}
+    plain |= {"aux_loss_enabled": False, "is_fsdp_enabled": False, "is_deepspeed_enabled": False}
     return SimpleNamespace(**(plain | {"use_vllm": True, "vllm_mode": "colocate"} | settings))
 
 
 @pytest.mark.parametrize(
     ("trainer", "model", "words"),
     [
-        ({"_is_vlm": True}, {}, "multimodal"),
+        ({}, {"text": LlamaConfig()}, "multimodal"),
         ({"aux_loss_enabled": True}, {}, "router_aux_loss_coef"),
         ({"is_fsdp_enabled": True}, {}, "FSDP"),
         ({"is_deepspeed_enabled": True}, {}, "DeepSpeed"),
@@ -114,7 +115,6 @@ def trainer_of(**settings: Any) -> SimpleNamespace:
         ({}, {"logits_scaling": 8.0}, r"^logits_scaling: 8\.0"),
         ({}, {"final_logit_softcapping": 30.0}, r"^final_logit_softcapping: 30\.0"),
         ({}, {"bias": 1}, "output bias"),
-        ({}, {"peft": True}, "PEFT"),
     ],
 )
 def test_a_model_or_a_way_of_running_that_is_not_known(
@@ -151,7 +151,7 @@ def test_without_trl_one_sentence_says_what_is_missing() -> None:
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     last = ended.stderr.strip().splitlines()[-1]
     assert ended.returncode == 1
-    assert last.startswith("ImportError: tailrl.trl needs TRL") and last.endswith("pip install trl==1.16.*")
+    assert last.startswith("ImportError: tailrl.trl needs TRL 1.14 to 1.16, which cannot be imported")
 
 
 def test_the_import_is_without_trls_warnings_of_vllm() -> None:
@@ -162,9 +162,25 @@ def test_the_import_is_without_trls_warnings_of_vllm() -> None:
     assert ended.stderr.strip().splitlines()[-1] == "UserWarning: TRL currently supports vLLM versions of then"
 
 
-def test_another_trl(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trl, "__version__", "1.17.0")
-    with pytest.raises(ImportError, match=r"TRL 1\.16, and knows no other: this one is 1\.17\.0"):
-        importlib.reload(base)
-    monkeypatch.setattr(trl, "__version__", "1.16.3")
+@pytest.mark.parametrize(
+    ("of", "gone", "words"),
+    [
+        (RLOOTrainer, "_generate_single_turn", "RLOOTrainer._generate_single_turn"),
+        (trl.GRPOConfig, "min_p", "GRPOConfig.min_p"),
+    ],
+)
+def test_a_trl_without_what_the_adapter_overrides(
+    monkeypatch: pytest.MonkeyPatch, of: type, gone: str, words: str
+) -> None:
+    """A version is known by what it has, not by its number."""
+    monkeypatch.setattr(trl, "__version__", "1.99.0")
     importlib.reload(base)
+    for owner in [kind for kind in of.__mro__ if gone in vars(kind)]:
+        monkeypatch.delattr(owner, gone)
+    with pytest.raises(ImportError, match=rf"TRL 1\.99\.0 has no {words}; 1\.14 to 1\.16 were tried$"):
+        importlib.reload(base)
+
+
+def test_a_trl_whose_batches_have_other_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspect, "getsource", lambda _: "vllm_generation num_items_in_batch sampling_per_token_logps")
+    assert list(base.missing(trl)) == ["old_per_token_logps in GRPOTrainer", "old_logps in RLOOTrainer"]

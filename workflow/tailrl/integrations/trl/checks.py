@@ -4,7 +4,10 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from torch import nn
+
 from tailrl.config.arm import Correction
+from tailrl.integrations.trl.head import language_model
 from tailrl.model.forward import head_weight
 from tailrl.runtime import distributed
 from tailrl.runtime.errors import StudyError
@@ -93,14 +96,28 @@ def check_settings(args: Any, rho: float, given: dict[str, Any]) -> None:
         raise StudyError(problems[0])
 
 
+def _check_adapters(model: Any) -> None:
+    """Raises StudyError for PEFT's adapters that do more than to change the backbone's layers."""
+    for settings in model.peft_config.values():
+        if settings.is_prompt_learning:
+            raise StudyError(f"{settings.peft_type.value}: tokens that PEFT adds to a prompt are not scored; use LoRA")
+    head = model.get_base_model().get_output_embeddings()
+    # The objective multiplies by the head's weight itself, so that a layer around it would be left out.
+    if not isinstance(head, nn.Linear) or hasattr(head, "base_layer"):
+        raise StudyError(
+            f"{type(head).__name__}: PEFT changes the head, whose weight the objective reads; leave lm_head out of "
+            "target_modules and modules_to_save"
+        )
+
+
 def check_trainer(trainer: Any, model: Any) -> None:
     """Raises StudyError if the adapter does not support a made trainer's causal language model or way of running."""
     config = model.config
     scales = [name for name in SCALES if getattr(config, name, None) not in (None, 1.0)]
-    if trainer._is_vlm or config.get_text_config() is not config:
+    if config.get_text_config() is not config:
         raise StudyError(f"{type(model).__name__}: multimodal models are not supported")
     if hasattr(model, "peft_config"):
-        raise StudyError(f"{type(model).__name__}: PEFT's adapters are not supported")
+        _check_adapters(model)
     if scales:
         raise StudyError(
             f"{scales[0]}: {getattr(config, scales[0])}: the objective knows no logits that are scaled after the head"
@@ -109,7 +126,7 @@ def check_trainer(trainer: Any, model: Any) -> None:
         raise StudyError("router_aux_loss_coef: the objective has no loss of a router; set it to 0.0")
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
         raise StudyError("FSDP and DeepSpeed: the adapter reads the head's weight whole, and theirs is sharded")
-    head_weight(model)
+    head_weight(language_model(model))
     if trainer.use_vllm and trainer.vllm_mode == "server":
         # The main process alone has a client.
         main = trainer.accelerator.is_main_process

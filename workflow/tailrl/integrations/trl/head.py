@@ -17,10 +17,12 @@ NOT_SCORED = -1
 def score_constrained(model: PreTrainedModel, log_rho: float, temperature: float) -> None:
     """Give the model's forward an argument `scored_NC`, with which it returns log-probs instead of logits.
 
-    Changing the forward itself lets wrappers of the model (autocast, DDP) run as for any other loss.
+    Changing the forward itself lets wrappers of the model (autocast, DDP, PEFT's adapters) run as for any other loss,
+    and reads the head's weight where a shard of it is whole: within the forward.
 
     Args:
-        model: changed in place; a call without the argument works as before.
+        model: a causal language model, the one inside where PEFT wraps it; changed in place. A call without the
+            argument works as before.
         log_rho: ln ρ of min-p.
         temperature: divides the logits before min-p.
     """
@@ -35,6 +37,8 @@ def score_constrained(model: PreTrainedModel, log_rho: float, temperature: float
         """
         if scored_NC is None:
             return plain(*args, **kwargs)
+        # PEFT's wrapper names every argument, also those that it was not given.
+        kwargs = {name: value for name, value in kwargs.items() if value is not None}
         hidden_NLH = self.base_model(*args, use_cache=False, **kwargs).last_hidden_state
         scored_mask_NC = scored_NC != NOT_SCORED
         hidden_TH = hidden_NLH[:, -scored_NC.shape[1] - 1 : -1][scored_mask_NC]
@@ -46,3 +50,8 @@ def score_constrained(model: PreTrainedModel, log_rho: float, temperature: float
         return tuple(getattr(found, name) for name in found.__slots__)
 
     model.forward = types.MethodType(forward, model)
+
+
+def language_model(model: Any) -> PreTrainedModel:
+    """The transformers model itself: inside of PEFT's wrapper, whose adapters are modules of it."""
+    return model.get_base_model() if hasattr(model, "peft_config") else model

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tailrl.config.arm import Correction
 from tailrl.integrations.trl.checks import check_settings, check_trainer
-from tailrl.integrations.trl.head import NOT_SCORED, score_constrained
+from tailrl.integrations.trl.head import NOT_SCORED, language_model, score_constrained
 from tailrl.integrations.trl.sampler import recorded_generate, recorded_vllm
 from tailrl.objective.corrections import Weights
 from tailrl.objective.diagnostics import log_ratio_metrics
@@ -63,7 +63,7 @@ class DVPMixin:
         trainer = cast(Any, self)
         model = trainer.accelerator.unwrap_model(trainer.model)
         check_trainer(trainer, model)
-        score_constrained(model, log(self.rho), trainer.temperature)
+        score_constrained(language_model(model), log(self.rho), trainer.temperature)
         self._found: tuple[Tensor, Tensor, None] | None = None  # for TRL's loss, while it runs
         self._old: dict[str, Tensor] = {}
         self._sampled: list[list[float]] = []
