@@ -2,6 +2,7 @@
 
 import ast
 import pydoc
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -34,7 +35,7 @@ def test_each_public_name_is_that_of_its_module_and_documented(name: str) -> Non
 def test_help_is_a_screen_with_every_name() -> None:
     """Each name is explained by its own help."""
     shown = pydoc.render_doc(tailrl, renderer=pydoc.plaintext)
-    assert len(shown.splitlines()) <= 60 and all(name in shown for name in tailrl._HOME)
+    assert len(shown.splitlines()) <= 64 and all(name in shown for name in tailrl._HOME)
     assert "class Vocabulary(" in pydoc.render_doc(tailrl.Vocabulary, renderer=pydoc.plaintext)
 
 
@@ -54,10 +55,10 @@ def test_type_checkers_know_every_public_name() -> None:
 
 def test_no_public_function_takes_or_gives_anything() -> None:
     """The types say more than Any."""
-    for name in tailrl._HOME.keys() - {"ESTIMATORS", "with_dvp"}:
-        public = getattr(tailrl, name)
+    for name in tailrl._HOME:
+        public = getattr(tailrl, name, None)  # with_dvp needs TRL
         if isinstance(public, FunctionType):
-            assert "Any" not in {str(hint).rpartition(".")[2] for hint in public.__annotations__.values()}, name
+            assert public.__annotations__ and not re.search(r"\bAny\b", repr(public.__annotations__)), name
 
 
 def test_what_is_not_there_is_an_attribute_error() -> None:

@@ -4,12 +4,12 @@ from tailrl.artifacts.results import read_results as read_results
 from tailrl.config.arm import Arm as Arm
 from tailrl.config.arm import Clip as Clip
 from tailrl.config.arm import Correction as Correction
-from tailrl.config.arm import Vocabulary as Vocabulary
 from tailrl.config.load import read_study as read_study
 from tailrl.config.sampler import Disturbance as Disturbance
 from tailrl.config.sampler import SamplerSettings as SamplerSettings
 from tailrl.config.study import Study as Study
 from tailrl.config.training import Training as Training
+from tailrl.config.vocabulary import Vocabulary as Vocabulary
 from tailrl.diagnosis.diagnosis import diagnose as diagnose
 from tailrl.integrations.trl import with_dvp as with_dvp
 from tailrl.kernels.logprobs import constrained_logprobs as constrained_logprobs

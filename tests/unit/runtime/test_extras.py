@@ -68,7 +68,7 @@ def ends(lacking: Iterable[str], folder: Path, alone: Iterable[str] = ()) -> dic
     out = str(folder / "out")
     commands = [
         *(["check", study], ["plan", study], ["schema"], ["metrics"], ["download", study], ["unlock"]),
-        ["demo", "--no-open", "--out", str(folder / "demo.html")],
+        *(["demo", "--no-open", "--out", str(folder / "demo.html")], ["watch", str(log), "--once"]),
         *(["diagnose", str(log)], ["probe", str(folder / "nowhere")], ["claims", out], ["mirror", out]),
         *(["across", study, study, "--results", out, "--out", out], ["dashboard", out]),
         *(["card", out, "--evaluation", out], ["job", "summarise", "--study", study, "--results", out, "--out", out]),
@@ -119,7 +119,7 @@ def test_the_extras_are_those_of_the_package() -> None:
 def test_a_plain_install(elsewhere: tuple[str, ...], tmp_path: Path) -> None:
     """With the base's own libraries and no other, each command for logs and plans works."""
     asked = needs(ends(elsewhere, tmp_path, alone=base()))
-    works = {"diagnose", "demo", "plan", "check", "schema", "metrics", "read_study"}
+    works = {"diagnose", "demo", "watch", "plan", "check", "schema", "metrics", "read_study"}
     assert not asked.keys() & works
     assert asked["probe"] == ".[probe]" and asked["batch_loss"] == ".[diagnose]"
     others = asked.keys() - {"probe", "batch_loss"}
@@ -137,19 +137,18 @@ def test_a_plain_install_reads_curves_and_names_what_a_file_of_torch_needs(tmp_p
     ended = subprocess.run([sys.executable, "-c", script, given], capture_output=True, text=True, check=True)
     found = json.loads(ended.stdout.splitlines()[-1])
     assert found[str(curve)] == "works"
-    assert found[str(dump)] == (
-        f'tailrl: {dump} needs torch, which is not installed: pip install ".[diagnose]" in a checkout of tailrl; or save '
-        "the columns with numpy.savez_compressed"
-    )
+    needed = f'tailrl: {dump} needs torch, which is not installed: pip install ".[diagnose]" in a checkout of tailrl'
+    assert found[str(dump)] == f"{needed}; or save the columns with numpy.savez_compressed"
 
 
 def test_an_install_for_models(tmp_path: Path) -> None:
     """What a probe needs is there, and what a study needs is not."""
-    found = ends({*extras()["study"] - extras()["probe"], "vllm"}, tmp_path)
+    # What transformers imports where it is there needs what is not there.
+    found = ends({*extras()["study"] - extras()["probe"], "vllm", "pandas", "sklearn"}, tmp_path)
     assert [found[name] for name in ("diagnose", "batch_loss", "check", "plan", "demo")] == ["works"] * 5
     assert "nowhere" in str(found["probe"])
     asked = needs(found)
-    assert asked.keys() >= {"train", "unlock"} and {*asked.values()} == {".[study]"}
+    assert asked.keys() >= {"across", "unlock"} and {*asked.values()} == {".[study]"}
 
 
 @pytest.mark.parametrize("module", ["tailrl.nowhere", "no_such_library"])

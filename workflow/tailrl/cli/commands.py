@@ -301,7 +301,10 @@ def watch(
     ] = False,
     without: Annotated[list[str] | None, Option(metavar="ALARM", help="leave this alarm out; once for each")] = None,
 ) -> None:
-    """Follow the logs of a running training, and raise alarms. End with 1 after an alarm, with 2 without any step."""
+    """Follow the logs of a running training, and raise alarms.
+
+    Ends with 1 after an alarm, and with 2 without any step.
+    """
     from tailrl.watch.alarms import check_names
     from tailrl.watch.follow import watch as follow
 
