@@ -141,6 +141,7 @@ def test_a_plain_install_reads_curves_and_names_what_a_file_of_torch_needs(tmp_p
     assert found[str(dump)] == f"{needed}; or save the columns with numpy.savez_compressed"
 
 
+@pytest.mark.slow
 def test_an_install_for_models(tmp_path: Path) -> None:
     """What a probe needs is there, and what a study needs is not."""
     # What transformers imports where it is there needs what is not there.
