@@ -18,7 +18,7 @@ from tailrl.config.load import merged, read_study
 TUTORIALS = ["tutorials/reproduce.md", "tutorials/read-the-report.md", "tutorials/add-an-arm.md"]
 """tests/unit/integrations/trl/test_trainer.py runs the fourth."""
 TAILRL = {command.__name__.rstrip("_") for group in cli.HELP_GROUPS.values() for command in group}
-ELSEWHERE = {".", "cat", "pip", "cp", "lm-eval", "export", "rsync", "tar", "torchrun", "wandb"}
+ELSEWHERE = {".", "cat", "pip", "uv", "cp", "lm-eval", "export", "rsync", "tar", "torchrun", "wandb"}
 LOG = re.compile(r"results/(\w+)/(?:logs/)?train/(\w+)/seed(\d+)")
 
 

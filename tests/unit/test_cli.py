@@ -327,7 +327,7 @@ def test_every_command_says_what_it_does(
 
 def test_the_help_fits_a_screen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     lines = shown_help(monkeypatch, capsys).splitlines()
-    assert len(lines) <= 24 and max(map(len, lines)) <= 100
+    assert len(lines) <= 28 and max(map(len, lines)) <= 100
     assert [line.split()[1] for line in lines if line.startswith("╭")] == list(HELP_GROUPS)
 
 

@@ -18,10 +18,10 @@ TRL             with_dvp: RLOOTrainer and GRPOTrainer on the constrained objecti
 
 import sys
 from importlib import import_module
-from typing import Any
 
 __version__ = "0.1.0"
 
+# `__init__.pyi` has the same for type checkers, who would find no name here.
 _MODULES = {
     "objective.safe_set": ("safe_set", "token_logprobs"),
     "kernels.logprobs": ("constrained_logprobs",),
@@ -33,7 +33,8 @@ _MODULES = {
     "objective.disturbance": ("disturb",),
     "config.load": ("read_study",),
     "config.study": ("Study",),
-    "config.arm": ("Arm", "Clip", "Correction", "Vocabulary"),
+    "config.arm": ("Arm", "Clip", "Correction"),
+    "config.vocabulary": ("Vocabulary",),
     "config.sampler": ("Disturbance", "SamplerSettings"),
     "config.training": ("Training",),
     "rollout": ("Decoding", "make_sampler"),
@@ -47,10 +48,8 @@ _MODULES = {
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
-__all__ = list(_HOME)
 
-
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module 'tailrl' has no attribute {name!r}")
     try:
@@ -67,4 +66,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *__all__]
+    return [*globals(), *_HOME]

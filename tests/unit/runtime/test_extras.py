@@ -3,9 +3,13 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterable
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tailrl.cli.commands import HELP_GROUPS
 from tailrl.runtime.extras import extras
@@ -13,14 +17,23 @@ from tailrl.runtime.extras import extras
 ROOT = Path(__file__).parents[3]
 SCRIPT = """
 import contextlib, io, json, sys
-lacking, commands, names = json.loads(sys.argv[1])
+lacking, alone, commands, names = json.loads(sys.argv[1])
 
-class Lacking:
+class Filtered:
+    def __init__(self, finder):
+        self.finder = finder
+
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in lacking:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        top = name.partition(".")[0]
+        there = {*alone, *sys.stdlib_module_names, "tailrl"}
+        if top in lacking or (alone and top not in there and not top.startswith("_sysconfigdata")):
+            return None
+        return self.finder.find_spec(name, path, target)
 
-sys.meta_path.insert(0, Lacking())
+sys.meta_path[:] = map(Filtered, sys.meta_path)
 from tailrl.cli import main
 
 ends = {}
@@ -48,13 +61,14 @@ print(json.dumps(ends))
 NAMES = ["read_study", "batch_loss", "diagnose", "train"]
 
 
-def ends(lacking: set[str], folder: Path) -> dict[str, str | int]:
-    """How each command and each import ends where these libraries are not installed."""
+def ends(lacking: Iterable[str], folder: Path, alone: Iterable[str] = ()) -> dict[str, str | int]:
+    """How each command and each import ends where these libraries are not installed; `alone`: these alone are."""
     study, log = str(ROOT / "config.yaml"), folder / "log.jsonl"
     log.write_text('{"sampler_logprobs": [-1.0, -2.0], "trainer_logprobs": [-1.0, -2.1]}\n', encoding="utf-8")
     out = str(folder / "out")
     commands = [
         *(["check", study], ["plan", study], ["schema"], ["metrics"], ["download", study], ["unlock"]),
+        *(["demo", "--no-open", "--out", str(folder / "demo.html")], ["watch", str(log), "--once"]),
         *(["diagnose", str(log)], ["probe", str(folder / "nowhere")], ["claims", out], ["mirror", out]),
         *(["across", study, study, "--results", out, "--out", out], ["dashboard", out]),
         *(["card", out, "--evaluation", out], ["job", "summarise", "--study", study, "--results", out, "--out", out]),
@@ -62,7 +76,8 @@ def ends(lacking: set[str], folder: Path) -> dict[str, str | int]:
     assert {command[0] for command in commands} - {"job"} == {
         command.__name__ for group in HELP_GROUPS.values() for command in group
     }
-    given = json.dumps([sorted(name.replace("-", "_") for name in lacking), commands, NAMES])
+    spelled = sorted(name.replace("-", "_") for name in lacking)
+    given = json.dumps([spelled, sorted(alone), commands, NAMES])
     ended = subprocess.run(
         [sys.executable, "-c", SCRIPT, given], cwd=folder, capture_output=True, text=True, check=False, timeout=300
     )
@@ -81,24 +96,60 @@ def needs(found: dict[str, str | int]) -> dict[str, str]:
     return asked
 
 
+def base() -> set[str]:
+    """The top names of all modules of the base's libraries and of what those need."""
+    waiting, found = [need for need in metadata.requires("tailrl") or () if "extra ==" not in need], set()
+    while waiting:
+        need = Requirement(waiting.pop())
+        name = canonicalize_name(need.name)
+        if name not in found and (need.marker is None or need.marker.evaluate({"extra": ""})):
+            found.add(name)
+            waiting += metadata.requires(name) or ()
+    installed = metadata.packages_distributions()
+    return {top for top, names in installed.items() if found & {canonicalize_name(name) for name in names}}
+
+
 def test_the_extras_are_those_of_the_package() -> None:
-    assert "torch" in extras()["diagnose"] and "transformers" in extras()["study"]
+    assert extras()["diagnose"] == {"torch"} and {"transformers", "trl"} == extras()["trl"]
+    assert {"scipy", "snakemake"} <= extras()["study"] and not {"scipy", "torch", "snakemake"} & base()
     assert next(iter(extras())) == "diagnose", "the smallest first"
 
 
-def test_a_plain_install(tmp_path: Path) -> None:
-    asked = needs(ends({*extras()["diagnose"], *extras()["study"], "vllm", "huggingface_hub"}, tmp_path))
-    assert asked["diagnose"] == asked["batch_loss"] == ".[diagnose]"
-    assert asked.keys() >= {"plan", "probe", "download", "metrics", "train"}
-    assert {name: extra for name, extra in asked.items() if extra != ".[study]"}.keys() == {"diagnose", "batch_loss"}
-    assert not asked.keys() & {"check", "schema", "unlock", "read_study"}
+@pytest.mark.parametrize("elsewhere", [(), ("fcntl", "resource")], ids=["Linux", "no module of Unix"])
+def test_a_plain_install(elsewhere: tuple[str, ...], tmp_path: Path) -> None:
+    """With the base's own libraries and no other, each command for logs and plans works."""
+    asked = needs(ends(elsewhere, tmp_path, alone=base()))
+    works = {"diagnose", "demo", "watch", "plan", "check", "schema", "metrics", "read_study"}
+    assert not asked.keys() & works
+    assert asked["probe"] == ".[probe]" and asked["batch_loss"] == ".[diagnose]"
+    others = asked.keys() - {"probe", "batch_loss"}
+    assert others >= {"download", "train", "unlock", "across"} and {asked[name] for name in others} == {".[study]"}
 
 
-def test_an_install_for_logs(tmp_path: Path) -> None:
-    found = ends({*extras()["study"], "vllm", "huggingface_hub"}, tmp_path)
-    assert [found[name] for name in ("diagnose", "batch_loss", "check", "plan")] == ["works"] * 4
+def test_a_plain_install_reads_curves_and_names_what_a_file_of_torch_needs(tmp_path: Path) -> None:
+    curve, dump = tmp_path / "metrics.jsonl", tmp_path / "dump.pt"
+    lines = [{"step": i, "rollout_corr/k3_kl": 1e-3 * (1 + i), "rollout_corr/kl": 1e-3} for i in range(40)]
+    curve.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    dump.write_bytes(b"PK")
+    script = SCRIPT.replace("ends[command[0]]", "ends[command[-1]]")
+    commands = [["diagnose", str(curve)], ["diagnose", str(dump)]]
+    given = json.dumps([[], sorted(base()), commands, []])
+    ended = subprocess.run([sys.executable, "-c", script, given], capture_output=True, text=True, check=True)
+    found = json.loads(ended.stdout.splitlines()[-1])
+    assert found[str(curve)] == "works"
+    needed = f'tailrl: {dump} needs torch, which is not installed: pip install ".[diagnose]" in a checkout of tailrl'
+    assert found[str(dump)] == f"{needed}; or save the columns with numpy.savez_compressed"
+
+
+@pytest.mark.slow
+def test_an_install_for_models(tmp_path: Path) -> None:
+    """What a probe needs is there, and what a study needs is not."""
+    # What transformers imports where it is there needs what is not there.
+    found = ends({*extras()["study"] - extras()["probe"], "vllm", "pandas", "sklearn"}, tmp_path)
+    assert [found[name] for name in ("diagnose", "batch_loss", "check", "plan", "demo")] == ["works"] * 5
+    assert "nowhere" in str(found["probe"])
     asked = needs(found)
-    assert asked.keys() >= {"probe", "download", "metrics", "train"} and {*asked.values()} == {".[study]"}
+    assert asked.keys() >= {"across", "unlock"} and {*asked.values()} == {".[study]"}
 
 
 @pytest.mark.parametrize("module", ["tailrl.nowhere", "no_such_library"])

@@ -4,6 +4,7 @@
 """
 
 import os
+import sys
 
 OFFER = "TAILRL_JOB_SERVER"
 """Set by the Snakefile: the id of Snakemake's process, with which a server ends, what jobs import (see `job_server`),
@@ -18,6 +19,9 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if sys.argv[1:2] in (["demo"], ["diagnose"]):
+        # A log's products are short: NumPy's other threads would only wait, and count as time of the processor.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if OFFER in os.environ:
         from tailrl.cli.job_client import ask
 

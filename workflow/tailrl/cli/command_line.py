@@ -18,7 +18,7 @@ from tailrl.runtime.errors import StudyError, masked, printable, reason, say
 from tailrl.runtime.limits import out_of_memory
 from tailrl.runtime.timeouts import EngineError, limit_the_end
 
-HELP = "Checks, plans and publishes studies, which Snakemake runs. `tailrl COMMAND --help` says more."
+HELP = "Explains the mismatch in a run's logs, and checks and plans studies. `tailrl COMMAND --help` says more."
 JOBS_HELP = "The jobs of the workflow, as its rules call them."
 
 

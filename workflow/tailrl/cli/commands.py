@@ -177,6 +177,25 @@ def diagnose(
             out.write_text(html_page(diagnosis), encoding="utf-8")
 
 
+def demo(
+    out: Annotated[Path, Option(metavar="FILE", help="for the page")] = Path("tailrl-demo.html"),
+    browser: Annotated[bool, Option("--open/--no-open", help="open the page, where there is a browser")] = True,
+) -> None:
+    """Diagnose a log that comes along, of a real vLLM run, and open the page."""
+    _check_folders(out)
+    from tailrl.diagnosis.demo import LOG, WHAT_IT_IS, opened
+    from tailrl.diagnosis.diagnosis import diagnose as diagnosed
+    from tailrl.diagnosis.page import html_page, terminal_page
+
+    print(WHAT_IT_IS)
+    diagnosis = diagnosed(LOG)
+    print(terminal_page(diagnosis, out), end="")
+    with writing(out):
+        out.write_text(html_page(diagnosis, "The demo: diagnosis of a log", WHAT_IT_IS), encoding="utf-8")
+    if browser:
+        opened(out)
+
+
 def _tell_curves(histories: "list[History]", out: Path | None) -> None:
     """Prints what curves say; writes the page, of one run's file or of several."""
     from tailrl.curves.page import curves_html, curves_text
@@ -282,7 +301,10 @@ def watch(
     ] = False,
     without: Annotated[list[str] | None, Option(metavar="ALARM", help="leave this alarm out; once for each")] = None,
 ) -> None:
-    """Follow the logs of a running training, and raise alarms. End with 1 after an alarm, with 2 without any step."""
+    """Follow the logs of a running training, and raise alarms.
+
+    Ends with 1 after an alarm, and with 2 without any step.
+    """
     from tailrl.watch.alarms import check_names
     from tailrl.watch.follow import watch as follow
 
@@ -321,6 +343,6 @@ def unlock() -> None:
 
 HELP_GROUPS: dict[str, tuple[Callable[..., None], ...]] = {
     "Study": (check, plan, schema, metrics, download, unlock),
-    "Results": (diagnose, watch, probe, across, card, claims, mirror, dashboard),
+    "Results": (demo, diagnose, watch, probe, across, card, claims, mirror, dashboard),
 }
 """The help's groups of commands, in order."""

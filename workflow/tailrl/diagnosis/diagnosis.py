@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from os import PathLike
+from typing import Protocol
 
 from tailrl.diagnosis.advice import Advice, advise
 from tailrl.diagnosis.causes import Cause, find_causes
@@ -70,7 +71,25 @@ def diagnose_parts(parts: Iterable[tuple[str, Log]], left_out: LeftOut | None = 
     )
 
 
-def diagnose(table: Any, columns: Mapping[str, str] | None = None) -> Diagnosis:
+class HasColumns(Protocol):
+    """A table of pandas or pyarrow."""
+
+    @property
+    def columns(self) -> object:
+        """Its columns or their names."""
+
+
+class HasBatches(Protocol):
+    """A dataset of pyarrow."""
+
+    def to_batches(self) -> Iterable[object]:
+        """Its rows, in parts."""
+
+
+Table = str | PathLike[str] | Mapping[str, object] | Iterable[object] | HasColumns | HasBatches
+
+
+def diagnose(table: Table, columns: Mapping[str, str] | None = None) -> Diagnosis:
     """What a run's log of sampled tokens tells of its training-inference mismatch: `tailrl diagnose`, from Python.
 
     Args:

@@ -8,6 +8,7 @@ from typing import IO, Any
 import yaml
 
 from tailrl.runtime.errors import StudyError, reason
+from tailrl.runtime.extras import not_installed
 
 MOST_BYTES_LOOKED_AT = 1_000_000  # of a pickle: the classes stand at its beginning
 
@@ -20,11 +21,9 @@ def load_torch(stream: IO[bytes], file: Path) -> Any:
     """
     try:
         import torch
-    except ModuleNotFoundError:
-        raise StudyError(
-            f"{file}: needs torch to be read, which is not installed; install it, or save the columns with "
-            "numpy.savez_compressed"
-        ) from None
+    except ModuleNotFoundError as error:
+        needs = not_installed(error, str(file))
+        raise StudyError(f"{needs}; or save the columns with numpy.savez_compressed") from None
     try:
         if not zipfile.is_zipfile(stream):
             raise StudyError(f"{file}: cannot be read: it is not what torch.save writes")

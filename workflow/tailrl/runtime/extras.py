@@ -5,6 +5,7 @@ import re
 from functools import cache
 
 PACKAGE = "tailrl"
+UNIX_ALONE = ("fcntl", "resource")  # modules of Python that Windows lacks
 
 
 @cache
@@ -30,6 +31,8 @@ def not_installed(error: BaseException, what: str, extra: str | None = None) -> 
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return None
     module = error.name.partition(".")[0]
+    if module in UNIX_ALONE:
+        return f"{what} runs on Linux alone"
     holding = [name for name, libraries in extras().items() if module.replace("_", "-") in libraries]
     if not holding:
         return None

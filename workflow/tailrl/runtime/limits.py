@@ -116,7 +116,7 @@ def _most(size: float) -> int | None:
 
     A library may start a thread for each core meanwhile, whose whole stack counts.
     """
-    if not STATUS.exists():
+    if resource is None or not STATUS.exists():
         return None
     used = 1024 * int(re.findall(r"^VmData:\s*(\d+) kB", STATUS.read_text(encoding="ascii"), re.MULTILINE)[0])
     return used + int(size) + (os.cpu_count() or 1) * STACK

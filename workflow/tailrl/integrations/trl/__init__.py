@@ -6,7 +6,7 @@ Trainer = with_dvp(RLOOTrainer, rho=math.exp(-13), correction=Correction(sequenc
 Trainer(model, reward, args=RLOOConfig(min_p=math.exp(-13), beta=0.0, ...), train_dataset=problems).train()
 """
 
-from typing import Any
+from typing import TypeVar
 
 from tailrl.config.arm import Correction
 from tailrl.integrations.trl.base import GRPOTrainer, RLOOTrainer
@@ -16,8 +16,10 @@ from tailrl.integrations.trl.trainer import DVPMixin
 
 __all__ = ["Correction", "with_dvp", "with_log"]
 
+Trainer = TypeVar("Trainer")
 
-def with_dvp(trainer: type, rho: float, correction: Correction | None = None) -> Any:
+
+def with_dvp(trainer: type[Trainer], rho: float, correction: Correction | None = None) -> type[Trainer]:
     """A subclass of one of TRL's trainers that follows the constrained objective.
 
     Args:
