@@ -12,6 +12,7 @@ import asyncio
 import json
 import os
 import pickle
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -56,7 +57,7 @@ def methods(file: Path, kind: str, names: Sequence[str], needs: Mapping[str, Any
     whole = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == kind)
     body = [node for node in whole.body if getattr(node, "name", "") in names]
     for node in body:
-        node.decorator_list = [one for one in node.decorator_list if getattr(one, "id", "") == "staticmethod"]
+        node.decorator_list = [one for one in node.decorator_list if getattr(one, "id", "") == "staticmethod"]  # type: ignore[attr-defined]
     whole.body, whole.bases, whole.keywords, whole.decorator_list = body, [ast.Name("Base", ast.Load())], [], []
     future = ast.parse("from __future__ import annotations").body
     space: dict[str, Any] = {"Base": base, "__name__": "framework", **needs}
@@ -95,7 +96,7 @@ def verl(source: Path) -> None:
     trainer._write_generations(
         PROMPTS, TEXTS, ["2", "4", "6"], REWARDS, {"acc": [True, False, True]}, str(OUT / "verl_rollouts"), STEP
     )
-    from tensordict import TensorDict  # type: ignore[import-not-found]
+    from tensordict import TensorDict
 
     needs = {"pickle": pickle, "np": np, "TensorDict": TensorDict, "__name__": "verl.protocol"}
     proto = methods(source / "verl/protocol.py", "DataProto", ["save_to_disk"], needs)
@@ -310,7 +311,6 @@ def torchtitan(source: Path) -> None:
     recorder._log_tensors = recorder._log_logprobs = True
     recorder._path = OUT / "torchtitan/rollout_samples.jsonl"
     recorder._path.parent.mkdir(parents=True, exist_ok=True)
-    recorder._path.write_text("")
     rollouts = []
     for number, one in enumerate(SEQUENCES):
         turn = Loose(
@@ -363,7 +363,6 @@ def open_instruct(source: Path) -> None:
     result = SimpleNamespace(
         responses=column("tokens"), finish_reasons=["stop"] * 3, request_info=None, logprobs=column("infer")
     )
-    (OUT / "open_instruct/run_rollouts_000000.jsonl").unlink(missing_ok=True)
     writer._save_rollouts(str(OUT / "open_instruct"), "run", STEP, batch, result, np.array(ADVANTAGES), 3, 0)
 
 
@@ -396,5 +395,6 @@ if __name__ == "__main__":
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
     sys.modules["framework"] = ModuleType("framework")  # where dataclasses look for the names in annotations
+    shutil.rmtree(OUT, ignore_errors=True)  # most writers append
     for write in WRITERS:
         write(folder / write.__name__)
