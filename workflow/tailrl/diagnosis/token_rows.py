@@ -51,7 +51,9 @@ def gathered(rows: Iterable[GivenRow], chosen: Mapping[str, str] | None = None) 
     assert isinstance(first, Mapping)
     response = response_column(known, first)
     position = position_column(known, first)
-    if all(is_scalar(first[known.columns[side]]) for side in SIDES) and (response or position):
+    sides = [first[known.columns[side]] for side in SIDES]
+    is_token = any(map(is_scalar, sides)) and all(value is None or is_scalar(value) for value in sides)
+    if is_token and (response or position):
         yield from _responses(everything, known, response, position)
     else:
         yield from everything
