@@ -6,12 +6,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tailrl.diagnosis.columns import numbers
 from tailrl.diagnosis.formats import PER_TOKEN, has_sides, length_of, recognise
 from tailrl.diagnosis.left_out import RowError
-from tailrl.diagnosis.token_rows import POSITIONS, GivenRow, response_column
+from tailrl.diagnosis.token_rows import GivenRow, position_column, response_column
 from tailrl.runtime.errors import StudyError
-
-MOST_PIECES = 1_000_000  # responses of one document
 
 
 def rows_of_document(document: Any, where: str, chosen: Mapping[str, str] | None = None) -> Iterator[GivenRow]:
@@ -77,27 +76,21 @@ def _of_pandas(document: Mapping[Any, Any]) -> Mapping[Any, Any]:
 
 
 def of_columns(document: Mapping[Any, Any], where: str, chosen: Mapping[str, str] | None) -> Iterator[GivenRow]:
-    """Columns as one row, which may be a rectangle, or with one number a token as a row for each response.
-
-    Raises:
-        StudyError: the column that says which response a token is of has another length.
-    """
+    """Columns as one row, which may be a rectangle, or with one number a token as a row for each response."""
     known = recognise(document, where, chosen)
     sampler = document[known.columns["sampler"]]
     count = length_of(sampler)
-    response = response_column(known, document)
-    position = next((name for name in POSITIONS if name in document), None)
+    columns = {name: values for name, values in document.items() if length_of(values) == count}
+    response = response_column(known, columns)
+    position = position_column(known, columns)
     if not _is_flat(sampler) or not (response or position):
         yield where, document
         return
-    steps = known.columns.get("step", "")
-    keys = [_codes(document[name]) for name in (response, steps) if name and length_of(document.get(name)) == count]
-    if response is None:
-        keys = [_starts(document[position])]
-    if not keys or any(len(key) != count for key in keys):
-        raise StudyError(f"{where}: {response or position} and {known.columns['sampler']} differ in length")
+    columns = {name: _array(values) for name, values in columns.items()}
+    steps = known.columns.get("step")
+    keys = [_codes(columns[name]) for name in (response, steps) if response and name in columns]
+    keys = keys or [_starts(columns[position])]
     lists = {name for role, name in known.columns.items() if role in (*PER_TOKEN, "mask")}
-    columns = {name: _array(values) for name, values in document.items() if length_of(values) == count}
     for number, places in enumerate(_groups(keys)):
         row = {name: values[places] if name in lists else values[places[0]] for name, values in columns.items()}
         yield f"{where}, response {number}", {**document, **row}
@@ -115,18 +108,16 @@ def _array(values: Any) -> NDArray[Any]:
     return np.asarray(values)
 
 
-def _codes(values: Any) -> NDArray[Any]:
+def _codes(values: NDArray[Any]) -> NDArray[Any]:
     """A number for each value, equal for equal ones."""
-    array = _array(values)
-    array = array if array.dtype.kind in "biuf" else array.astype(str)
-    codes: NDArray[Any] = np.unique(array, return_inverse=True)[1].reshape(-1)
+    numeric = values if values.dtype.kind in "biuf" else values.astype(str)
+    codes: NDArray[Any] = np.unique(numeric, return_inverse=True)[1].reshape(-1)
     return codes
 
 
-def _starts(positions: Any) -> NDArray[Any]:
+def _starts(positions: NDArray[Any]) -> NDArray[Any]:
     """The number of the response of each token, which begins where the position does not rise."""
-    position_T = _array(positions).astype(np.float64)
-    starts: NDArray[Any] = np.cumsum(np.diff(position_T, prepend=np.inf) <= 0)
+    starts: NDArray[Any] = np.cumsum(np.diff(numbers(positions), prepend=np.inf) <= 0)
     return starts
 
 

@@ -9,7 +9,7 @@ from tailrl.analysis.format import count
 from tailrl.diagnosis.formats import how_to_log
 from tailrl.diagnosis.left_out import LeftOut, RowError
 from tailrl.diagnosis.opened import may_be_log
-from tailrl.runtime.errors import StudyError, few
+from tailrl.runtime.errors import StudyError, few, reason
 
 
 class NoLogError(StudyError):
@@ -35,8 +35,12 @@ def _files(path: Path, left_out: LeftOut) -> list[Path]:
             elif file.stat().st_size:  # an empty file marks that something is done
                 left_out.files[file] = StudyError(f"{file}: is no log")
         return files
-    if not os.path.lexists(path):
-        raise StudyError(f"{path}: is missing")
+    try:
+        path.stat()
+    except FileNotFoundError:
+        raise StudyError(f"{path}: is missing") from None
+    except (OSError, ValueError) as error:  # a name with a zero byte
+        raise StudyError(f"{path}: cannot be read: {reason(error)}") from None
     return [path]
 
 

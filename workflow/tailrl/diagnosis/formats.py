@@ -173,8 +173,8 @@ def _unknown(present: set[str], where: str) -> RowError:
     names = few(sorted(map(str, present))) or "nothing"
     for dump in dumps():
         if set(dump.columns) <= present:
-            what = f"{dump.title}, without log-probs of both sides"
-            return RowError(f"it is {what}", f"{where}: is {what}. {how_to_log(dump.framework)}", dump.framework)
+            words = f"is {dump.title}; a mismatch needs the log-probs of both sides. {how_to_log(dump.framework)}"
+            return RowError(f"it is {dump.title}", f"{where}: {words}", dump.framework)
     halves: dict[str, list[str]] = {}
     for known in formats().values():
         for side, other in (SIDES, SIDES[::-1]):

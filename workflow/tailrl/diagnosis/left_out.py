@@ -107,7 +107,7 @@ class LeftOut:
 
     def _names(self, files: list[Path]) -> str:
         """The files' names, within the folder that was given."""
-        return few([str(self._within(file)) for file in files])
+        return few(sorted(str(self._within(file)) for file in files))
 
     def _within(self, file: Path) -> Path:
         for folder in self.folders:

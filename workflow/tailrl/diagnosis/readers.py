@@ -20,7 +20,7 @@ import numpy as np
 
 from tailrl.diagnosis.documents import rows_of_document
 from tailrl.diagnosis.folders import log_files, of_folder
-from tailrl.diagnosis.formats import Format, has_sides, recognise, row_of, rows_of
+from tailrl.diagnosis.formats import Format, recognise, row_of, rows_of
 from tailrl.diagnosis.left_out import DamagedError, LeftOut, RowError
 from tailrl.diagnosis.log import Log, LoggedRow, pack
 from tailrl.diagnosis.opened import MOST_BLANK, Opened, opened, seekable
@@ -232,8 +232,7 @@ def _json(content: Opened, file: Path, seen: Seen, columns: Columns) -> Iterator
     _, line = next(numbered_lines(content.stream, file, MOST_BYTES_A_LINE), (0, b""))
     first = _parsed(line)
     if isinstance(first, dict):
-        is_whole = not has_sides(first, columns) and not content.stream.read(MOST_BLANK).strip()
-        document = first if is_whole else None
+        document = None if content.stream.read(MOST_BLANK).strip() else first
     else:
         text = line + content.stream.read(MOST_BYTES_WHOLE)
         document = _parsed(text)

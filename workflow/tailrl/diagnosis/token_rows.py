@@ -16,7 +16,7 @@ RESPONSE_IDS = (
     *("response_id", "sequence_id", "sample_id", "rollout_id", "completion_id", "request_id", "uid", "response_index"),
     *("sequence_index", "sample_index", "sequence", "sample", "seq", "seq_id", "id", "idx", "index", "row"),
 )  # names of the column that says which response a token is of
-POSITIONS = ("position", "pos", "token_index", "token_position", "position_id", "t")
+POSITIONS = ("position", "pos", "token_index", "token_position", "position_id")
 MOST_LEADING = 1_000  # rows that are looked at for the first one that is known
 LONGEST_RESPONSE = 10_000_000  # tokens
 
@@ -50,8 +50,10 @@ def gathered(rows: Iterable[GivenRow], chosen: Mapping[str, str] | None = None) 
     first = leading[-1][1]
     assert isinstance(first, Mapping)
     response = response_column(known, first)
-    position = next((name for name in POSITIONS if name in first), None)
-    if all(is_scalar(first[known.columns[side]]) for side in SIDES) and (response or position):
+    position = position_column(known, first)
+    sides = [first[known.columns[side]] for side in SIDES]
+    is_token = any(map(is_scalar, sides)) and all(value is None or is_scalar(value) for value in sides)
+    if is_token and (response or position):
         yield from _responses(everything, known, response, position)
     else:
         yield from everything
@@ -59,7 +61,18 @@ def gathered(rows: Iterable[GivenRow], chosen: Mapping[str, str] | None = None) 
 
 def response_column(known: Format, columns: Container[Any]) -> str | None:
     """The column that says which response a token is of; None if there is none."""
-    return next((name for name in (known.columns.get("response"), *RESPONSE_IDS) if name and name in columns), None)
+    named = known.columns.get("response")
+    return named if named in columns else _unused(RESPONSE_IDS, known, columns)
+
+
+def position_column(known: Format, columns: Container[Any]) -> str | None:
+    """The column with a token's place in its response; None if there is none."""
+    return _unused(POSITIONS, known, columns)
+
+
+def _unused(names: Iterable[str], known: Format, columns: Container[Any]) -> str | None:
+    used = known.columns.values()
+    return next((name for name in names if name in columns and name not in used), None)
 
 
 def _responses(
