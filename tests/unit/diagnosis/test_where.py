@@ -126,7 +126,21 @@ def test_one_token_is_no_place() -> None:
         rows = clean_rows(seed)
         row = rows[seed]
         rows[seed] = replace(row, sampler_T=np.append(row.sampler_T[:-1], row.trainer_T[-1] - 8.0))
-        assert not find_places(pack(rows))
+        places = find_places(pack(rows))
+        assert [place.words.split(" of ")[0] for place in places if place.grouping == "tokens"] in ([], ["in 1"])
+        assert all(place.grouping == "tokens" for place in places)
+
+
+def test_few_tokens_that_hold_nearly_all_of_k3_are_counted() -> None:
+    rows = clean_rows(0)
+    for number in (3, 30):
+        sampler_T = np.append(rows[number].sampler_T[:-1], rows[number].trainer_T[-1] - 8.0)
+        rows[number] = replace(rows[number], sampler_T=sampler_T)
+    [place] = find_places(pack(rows))
+    tokens = sum(len(row.sampler_T) for row in rows)
+    assert place.words == f"in 2 of {tokens} tokens" and place.share.mean > 0.99
+    found = diagnose_parts([("", pack(rows))])
+    assert [cause.name for cause in found.elsewhere] == ["precision"]
 
 
 def penalised(strength: float, seed: int) -> Log:

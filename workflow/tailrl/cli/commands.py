@@ -69,7 +69,7 @@ def schema(
         str, Argument(metavar="OF", help="study: a study file; diagnosis: `tailrl diagnose --json`")
     ] = "study",
 ) -> None:
-    """Print the JSON schema of a study file, or of a diagnosis as data."""
+    """Print the JSON schema of a study file, or of a diagnosis."""
     if of not in ("study", "diagnosis"):
         raise StudyError(f"{of}: there is a schema of study and of diagnosis")
     if of == "diagnosis":

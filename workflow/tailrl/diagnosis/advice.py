@@ -16,6 +16,7 @@ from tailrl.diagnosis.exact_checks import Fault
 from tailrl.diagnosis.measure import Measured
 from tailrl.diagnosis.metrics import quantity
 from tailrl.diagnosis.replay import Replayed, catalogue
+from tailrl.diagnosis.trend import trend_of
 from tailrl.diagnosis.where import Place
 
 SURE = 0.5
@@ -24,8 +25,8 @@ SURE = 0.5
 Kind = Literal["none", "fix", "remedy", "beyond"]
 
 
-EXPLAINS = ("base", "filled", "first_choice", "grid")
-"""Faults of a log that make a mismatch by themselves."""
+EXPLAINS = ("base", "filled", "first_choice", "grid", "padding")
+"""Faults of a log that make a mismatch by themselves, or hide it."""
 
 
 class Choice(Record, allow_inf_nan=True):
@@ -96,12 +97,14 @@ class _Log:
     replayed: bool
     wrong: Fault | None
     focus: Place | None
+    grows: bool
 
 
 FACTS: dict[str, Callable[[_Log], bool]] = {
     "no_tokens": lambda log: not log.measured.tokens,
     "trainer_disagrees_with_itself": lambda log: disagrees_with_itself(log.measured.signals),
     "nothing_replayed": lambda log: not log.replayed,
+    "grows": lambda log: log.grows,
     "log_is_wrong": lambda log: log.wrong is not None,
     "tokens_of_responses": lambda log: log.focus is not None and not log.focus.whole,
 }
@@ -111,7 +114,8 @@ FACTS: dict[str, Callable[[_Log], bool]] = {
 def deciding_cause(causes: Sequence[Cause]) -> Cause | None:
     """The cause that the advice follows: the first that is as probable as not, a fixable one before the others."""
     probable = [one for one in causes if one.sure >= SURE]
-    fixed = {name for rule in advice_rules().rules if rule.kind == "fix" for name in rule.causes or ()}
+    by_cause = [rule for rule in advice_rules().rules if rule.fact is None and rule.kind == "fix"]
+    fixed = {name for rule in by_cause for name in rule.causes or ()}
     return next((one for one in probable if one.name in fixed), probable[0] if probable else None)
 
 
@@ -133,7 +137,9 @@ def advise(
     cause = deciding_cause(causes)
     k3 = quantity(measured, "k3").mean
     wrong = next((fault for fault in faults if fault.name in EXPLAINS), None)
-    log = _Log(measured, bool(remedies), wrong, focus)
+    trend = trend_of(measured)
+    grows = trend is not None and trend.grows
+    log = _Log(measured, bool(remedies), wrong, focus, grows)
     rule = next(rule for rule in advice_rules().rules if _holds(rule, log, cause, k3))
     words = rule.words.format(
         do=cause_words()[cause.name].do if cause else "",

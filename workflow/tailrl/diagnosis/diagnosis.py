@@ -15,7 +15,7 @@ from tailrl.diagnosis.parts import Sample, part_of
 from tailrl.diagnosis.replay import Replay, Replayed
 from tailrl.diagnosis.responses import Response, Worst
 from tailrl.diagnosis.tables import read_table
-from tailrl.diagnosis.where import Place, find_places, sound
+from tailrl.diagnosis.where import NEARLY_ALL, Place, find_places, sound
 
 PENALISED = 0.7
 """Difference of the shares of tokens with Δ above 0, between those that already occurred and the others, that a penalty
@@ -23,9 +23,6 @@ alone was seen to make: 0.81 to 0.87 with a penalty of 1.1."""
 
 PENALTY_SURE = 0.9
 """How sure a penalty is where it is so: by Laplace's rule, of eight logs that had one and passed the check."""
-
-NEARLY_ALL = 0.9
-"""Of the mismatch: tokens that hold so much decide the causes of the whole log, which then tell nothing of others."""
 
 
 @dataclass(frozen=True, slots=True)

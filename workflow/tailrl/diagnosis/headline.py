@@ -11,6 +11,7 @@ from tailrl.diagnosis.diagnosis import Diagnosis
 from tailrl.diagnosis.measure import Measured
 from tailrl.diagnosis.metrics import named_metrics, quantity
 from tailrl.diagnosis.sizes import LEVELS, band_of, limits
+from tailrl.diagnosis.trend import trend_of
 
 NOTHING_TO_SAY = ("copy", "constant", "negative")
 """Faults of a log after which its other numbers mean nothing."""
@@ -54,7 +55,8 @@ def headline(diagnosis: Diagnosis) -> Headline:
     do = advice.words
     if diagnosis.faults and not _is_wrong(diagnosis):
         do = f"{diagnosis.faults[0].do} {do}"
-    where = tuple(place.sentence() for place in diagnosis.places)
+    trend = trend_of(measured)
+    where = (*(place.sentence() for place in diagnosis.places), *([trend.sentence()] if trend else []))
     return Headline(verdict(measured), rules(measured), (*_faults(diagnosis), *why(diagnosis)), where, do, advice.gives)
 
 
@@ -86,7 +88,10 @@ def verdict(measured: Measured) -> str:
         return "Nothing can be said: k3 is no number."
     band = band_of(k3.mean)
     ends = f" [{short(k3.low)}, {short(k3.high)}]" if not math.isnan(k3.low) and k3.low < k3.high else ""
-    return f"{LEVELS[band.level]}: k3 is {short(k3.mean)} nats a token{ends}, {band.title} ({limits(band)})."
+    words = f"{LEVELS[band.level]}: k3 is {short(k3.mean)} nats a token{ends}, {band.title} ({limits(band)})."
+    if band_of(max(k3.low, 0.0) if ends else k3.mean).level != band.level:
+        return f"{words} A few tokens decide it: the interval begins with sizes that are better."
+    return words
 
 
 def rules(measured: Measured) -> str:
@@ -114,9 +119,8 @@ def why(diagnosis: Diagnosis) -> tuple[str, ...]:
     if focus is None:
         mismatched = None if agrees(diagnosis.measured.signals) else diagnosis.measured.tokens
         return (cause_sentence(diagnosis.causes, mismatched),)
-    there = f"There: {_lower(cause_sentence(diagnosis.causes))}" if focus.whole else f"There: {_lower(focus.look)}"
-    elsewhere = cause_sentence(diagnosis.elsewhere) if diagnosis.elsewhere else "No mismatch that needs a cause."
-    return there, f"Elsewhere: {_lower(elsewhere)}"
+    there = (f"There: {_lower(cause_sentence(diagnosis.causes))}",) if focus.whole else ()
+    return *there, f"Elsewhere: {_lower(cause_sentence(diagnosis.elsewhere))}"
 
 
 def cause_sentence(causes: Sequence[Cause], mismatched: int | None = None) -> str:

@@ -14,7 +14,7 @@ much:
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -36,7 +36,11 @@ PAIRS_ABOVE = 0.75  # of the pairs of a response of the group and another one, w
 BLOCKS = 64  # of responses, for the sign test
 PLACES = 16  # blocks of a response's tokens, for the same
 CHANCE = 1e-3  # of the sign test
+TIMES = 2.0  # by which a block's rate there must be above that elsewhere: one token may hold most, but of one block
 SIDES_APART = 0.5  # difference of the shares of tokens with Δ above 0 that is worth a word
+NEARLY_ALL = 0.9  # of k3: so much in few tokens is told where no other place is found
+FEW_TOKENS = 1e-3  # of all
+LARGEST_RATIO = 20.0  # nats, as verl clamps log-ratios
 FEW_GROUPS = 5  # of token ids: more are no place
 MOST_CUTS = 200  # places where a response is cut into before and after
 FROM_THE_END = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
@@ -153,7 +157,7 @@ def find_places(log: Log) -> tuple[Place, ...]:
     if not (tokens.amount_T.sum() > 0 and law_T.sum() > 0):
         return ()
     found = [place for grouping in GROUPINGS for place in grouping(tokens)]
-    found = sorted(found, key=lambda place: place.tokens)
+    found = sorted(found or _single_tokens(tokens), key=lambda place: place.tokens)
     return tuple(place for i, place in enumerate(found) if not _is_same(place, found[:i]))[:MOST_PLACES]
 
 
@@ -297,14 +301,16 @@ def _rates_differ(tokens: _Tokens, chosen_T: Bools) -> bool:
     return _in_most_blocks(tokens.sequence_T % BLOCKS, chosen_T, tokens.amount_T, tokens.law_T)
 
 
-def _in_most_blocks(block_T: IntArray, chosen_T: Bools, above_T: FloatArray, below_T: FloatArray) -> bool:
-    """Whether Σabove/Σbelow is higher among the chosen tokens in nearly all blocks, by a sign test."""
+def _in_most_blocks(
+    block_T: IntArray, chosen_T: Bools, above_T: FloatArray, below_T: FloatArray, times: float = TIMES
+) -> bool:
+    """Whether Σabove/Σbelow is `times` higher among the chosen tokens in nearly all blocks, by a sign test."""
     inside, outside = (
         [np.bincount(block_T[part_T], of[part_T], BLOCKS) for of in (above_T, below_T)]
         for part_T in (chosen_T, ~chosen_T)
     )
     both_B = (inside[1] > 0) & (outside[1] > 0)
-    wins = int((inside[0] * outside[1] > outside[0] * inside[1])[both_B].sum())
+    wins = int((inside[0] * outside[1] > times * outside[0] * inside[1])[both_B].sum())
     blocks = int(both_B.sum())
     return bool(sum(math.comb(blocks, n) for n in range(wins, blocks + 1)) <= CHANCE * 2**blocks)
 
@@ -317,7 +323,7 @@ def _sides_differ(tokens: _Tokens, chosen_T: Bools) -> bool:
     above_T = tokens.above_T if apart > 0 else ~tokens.above_T
     ones_T = np.ones(len(above_T))
     block_T = tokens.sequence_T % BLOCKS
-    return abs(apart) >= SIDES_APART and _in_most_blocks(block_T, chosen_T, above_T.astype(np.float64), ones_T)
+    return abs(apart) >= SIDES_APART and _in_most_blocks(block_T, chosen_T, above_T.astype(np.float64), ones_T, 1.0)
 
 
 def _of_responses(tokens: _Tokens) -> Iterator[Place]:
@@ -344,6 +350,20 @@ def _of_ids(tokens: _Tokens) -> Iterator[Place]:
         return
     some = ", ".join(str(number) for number in ids[chosen_G].tolist())
     yield _place(tokens, "ids", chosen_G[code_T], False, n=int(chosen_G.sum()), some=some)
+
+
+def _single_tokens(tokens: _Tokens) -> list[Place]:
+    """The few tokens that hold nearly all of k3, where nothing else is told of them."""
+    delta_T = np.minimum(tokens.log.trainer_T, 0.0) - np.minimum(tokens.log.sampler_T, 0.0)
+    k3_T = np.expm1(np.minimum(delta_T, LARGEST_RATIO)) - delta_T
+    order_T = np.argsort(-k3_T, kind="stable")
+    number = int(np.searchsorted(np.cumsum(k3_T[order_T]), NEARLY_ALL * k3_T.sum())) + 1
+    if number > max(1.0, FEW_TOKENS * len(k3_T)):
+        return []
+    chosen_T = np.zeros(len(k3_T), bool)
+    chosen_T[order_T[:number]] = True
+    of_k3 = replace(tokens, amount_T=k3_T)
+    return [_place(of_k3, "tokens", chosen_T, False, n=number, of=len(k3_T))]
 
 
 def _in_both_halves(tokens: _Tokens, code_T: IntArray, first_T: Bools) -> Bools | None:
