@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from diagnosis_fixture import noisy_rows
 
+from tailrl.diagnosis.causes import Cause
 from tailrl.diagnosis.diagnosis import diagnose_parts
 from tailrl.diagnosis.log import LoggedRow, pack
 from tailrl.diagnosis.measure import Measured, measure
@@ -53,8 +54,10 @@ def test_few_steps_tell_none() -> None:
 
 def test_growth_is_not_put_down_to_rounding() -> None:
     """Beyond the size of 16 bits; a small growth within it needs nothing."""
-    grown = diagnose_parts([("", pack(of_steps([0.02, 0.02, 0.1, 0.3, 0.4, 0.4])))])
-    assert grown.causes[0].name == "precision"
-    assert grown.advice.kind == "fix" and "Compare a checksum" in grown.advice.words
-    small = diagnose_parts([("", pack(of_steps([0.005, 0.005, 0.01, 0.02, 0.02, 0.02])))])
-    assert small.advice.kind == "none"
+    causes = (Cause("precision", 0.9, ()),)
+    grown, level, small = (
+        replace(diagnose_parts([("", pack(of_steps(noises)))]), causes=causes).advice
+        for noises in ([0.02, 0.02, 0.1, 0.3, 0.4, 0.4], [0.3] * 6, [0.005, 0.005, 0.01, 0.02, 0.02, 0.02])
+    )
+    assert grown.kind == "fix" and "Compare a checksum" in grown.words
+    assert level.kind == small.kind == "none"
