@@ -90,7 +90,7 @@ def make_logs(spec: Spec, work: Path) -> None:
         begun = time.perf_counter()
         settings: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
         log, floor = make_log(trained, Fault(**settings), seed, spec.responses)
-        arrays = {one.name: getattr(log, one.name) for one in fields(log) if one.name != "text_S"}
+        arrays = {one.name: getattr(log, one.name) for one in fields(log) if one.name not in ("text_S", "labels_S")}
         np.savez(file, floor=floor, **arrays)
         print(f"{spec.name} {number} {truth} {given} {time.perf_counter() - begun:.1f} s", file=sys.stderr, flush=True)
 
@@ -101,7 +101,7 @@ def cases(spec: Spec, work: Path) -> Iterator[Case]:
     groups, known = plan["groups"], {given["mistake"] for given in plan["settle"]["mistake"]}
     for number, truth, given, seed in planned(spec):
         with np.load(work / "logs" / spec.name / f"{seed}.npz", allow_pickle=False) as loaded:
-            log = Log(**{name: loaded[name] for name in loaded.files if name != "floor"}, text_S=())
+            log = Log(**{name: loaded[name] for name in loaded.files if name != "floor"}, text_S=(), labels_S=())
             names = () if truth == "none" else tuple(truth.split("+"))
             causes = tuple(groups.get(name, name) for name in names)
             planted = tuple(name if name in plan["apart"] else groups.get(name, name) for name in names)

@@ -124,7 +124,7 @@ def left_out_rows(cases: Sequence[Case], logit_CK: FloatArray, columns: Sequence
 def confusion_rows(answers: Sequence[Answer]) -> list[dict[str, object]]:
     """Cases by their truth (rows) and the first-named cause (columns); of two causes the truth is both."""
     counted = [one for one in answers if one.matters]
-    columns = ["none", *cause_words()]
+    columns = ["none", *(name for name, said in cause_words().items() if not said.by_place)]
     rows = []
     for truth in dict.fromkeys(one.truth for one in counted):
         own = [one.first for one in counted if one.truth == truth]

@@ -123,7 +123,7 @@ def test_probe(
     options = ("--engine", "exact", "--samples", "2", "--max-new-tokens", "5", "--prompts", tmp_path / "prompts.jsonl")
     call(monkeypatch, "probe", policy_folder, *options, "--log", tmp_path / "log.jsonl")
     page, progress = capsys.readouterr()
-    assert "**Sampler and trainer agree to the last bit. No correction is needed.**" in page
+    assert "**Not bad: sampler and trainer agree to the last bit.**" in page
     assert "tailrl: 2 of 2 responses sampled and scored\n" in progress
     call(monkeypatch, "diagnose", tmp_path / "log.jsonl", "--out", tmp_path / "page.html")
     read, _ = capsys.readouterr()

@@ -10,6 +10,12 @@ import yaml
 from docsite.markdown import plain, table
 
 SCHEMA = "workflow/schemas/study.schema.json"
+DIAGNOSIS = "workflow/schemas/diagnosis.schema.json"
+DIAGNOSIS_HEAD = f"""# A diagnosis as data
+
+Every key of what `tailrl diagnose --json` and `tailrl probe --json` write: one of LogRecord, ChangeRecord and
+CurvesRecord, by its `kind`. This page is made from [the JSON schema](../../{DIAGNOSIS}). Sizes are in nats.
+"""
 HEAD = f"""# The study file
 
 Every key of `config.yaml` and of the files in `studies/`. `tailrl check FILE` refuses an unknown key and a wrong value
@@ -26,6 +32,14 @@ def schema_page(root: Path) -> str:
     found = units()
     order = dict.fromkeys(_reached("Study", blocks))
     return "\n".join([HEAD, *(_block(name, blocks[name], found) for name in order)])
+
+
+def diagnosis_page(root: Path) -> str:
+    """The page on a diagnosis as data: a section for each block."""
+    blocks = json.loads((root / DIAGNOSIS).read_text(encoding="utf-8"))["$defs"]
+    kinds = [name for name in ("LogRecord", "ChangeRecord", "CurvesRecord") if name in blocks]
+    order = dict.fromkeys(reached for name in kinds for reached in _reached(name, blocks))
+    return "\n".join([DIAGNOSIS_HEAD, *(_block(name, blocks[name], {}) for name in order)])
 
 
 def units() -> dict[str, str]:

@@ -8,8 +8,10 @@ import pytest
 
 from tailrl.cli.command_line import run as run_command
 from tailrl.curves.history import Curve, History
-from tailrl.curves.page import answer, curves_data, curves_html, curves_text, since
-from tailrl.curves.reading import RunReading, read_curves, sizes
+from tailrl.curves.page import answer, curves_html, curves_record, curves_text, since
+from tailrl.curves.reading import RunReading, read_curves
+from tailrl.diagnosis.record import as_json
+from tailrl.diagnosis.sizes import sizes
 from tailrl.runtime.errors import StudyError
 
 STEPS = np.arange(100.0)
@@ -28,20 +30,19 @@ def reading_of(values: dict[str, object]) -> RunReading:
 
 
 @pytest.mark.parametrize(
-    ("k3", "title"),
+    ("k3", "level", "title"),
     [
-        (1e-9, "as good as none"),
-        (1.7e-5, "rounding"),
-        (0.0019, "rounding"),
-        (0.0046, "coarse"),
-        (0.11, "larger"),
-        (1.7, "large"),
+        (1e-9, "Not bad", "as good as none (below 1e-07)"),
+        (1.7e-5, "Not bad", "the size of rounding in 16 bits (below 0.002)"),
+        (0.0019, "Not bad", "the size of rounding in 16 bits (below 0.002)"),
+        (0.0046, "Bad, unless weights or caches have few bits", "the size of coarse number formats (0.002 to 0.03)"),
+        (0.11, "Bad", "larger than number formats alone usually give (0.03 to 0.2)"),
+        (1.7, "Bad", "large (from 0.2 on)"),
     ],
 )
-def test_a_size_has_its_band(k3: float, title: str) -> None:
+def test_a_size_is_bad_or_not_by_its_band(k3: float, level: str, title: str) -> None:
     words = answer(reading_of({"rollout_corr/k3_kl": k3}))
-    assert words.startswith(f"rollout_corr/k3_kl is {k3:.2g}: ")
-    assert title in words
+    assert words.startswith(f"{level}: rollout_corr/k3_kl is {k3:.2g}, {title}.")
 
 
 def test_another_quantity_is_turned_into_a_k3_roughly() -> None:
@@ -61,7 +62,8 @@ def test_the_best_metric_speaks_and_the_others_are_listed() -> None:
 def test_a_probability_is_judged_by_its_framework_alone() -> None:
     run = reading_of({"training/rollout_probs_diff_mean": 0.004})
     assert run.band is None
-    assert "within normal is at most 0.005 (verl's rule)" in answer(run)
+    assert answer(run).startswith("Not bad: training/rollout_probs_diff_mean is 0.004, within normal is at most 0.005")
+    assert answer(reading_of({"training/rollout_probs_diff_mean": 0.007})).startswith("Bad: ")
 
 
 def test_growth_at_learning_rate_0_is_the_engines_own() -> None:
@@ -94,10 +96,12 @@ def test_the_page_is_whole_and_escaped() -> None:
     page = curves_html(read_curves(told))
     assert "<script>" not in page and "&lt;script&gt;" in page
     assert 'class="curve" d="M' in page
-    assert sum(row.source in page for row in sizes().normal if row.of == "k3") >= 10
-    data = curves_data(read_curves(told))
-    assert json.loads(json.dumps(data, allow_nan=False))["runs"][0]["shape"] == "growth"
-    assert "my k3 is x" in page.lower()
+    assert all(row.source in page for row in sizes().normal)
+    assert page.count("<td>0.096</td>") == 1 + sum(row.of == "k3" for row in sizes().normal), (
+        "the reader's own number, in the table of numbers and beside each published one"
+    )
+    assert "yours: 0.096" in page
+    assert json.loads(as_json(curves_record(read_curves(told))))["runs"][0]["shape"] == "growth"
 
 
 def test_twenty_normal_values_have_a_model_an_engine_a_format_and_a_source() -> None:
@@ -123,5 +127,5 @@ def test_the_command_reads_curves(
     file.write_text("".join(json.dumps({"step": n, "rollout_corr/k3_kl": 1e-3}) + "\n" for n in range(30)), "utf-8")
     monkeypatch.setattr("sys.argv", ["tailrl", "diagnose", str(file), "--out", str(page)])
     run_command()
-    assert capsys.readouterr().out.startswith("**rollout_corr/k3_kl is 0.001: the size of rounding in 16 bits.")
+    assert capsys.readouterr().out.startswith("**Not bad: rollout_corr/k3_kl is 0.001, the size of rounding in 16 bits")
     assert page.read_text(encoding="utf-8").count("<svg") == 1

@@ -154,7 +154,7 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = write_lines(tmp_path / "log.jsonl", rows)
     diagnosis = diagnose_parts(readers.read_log([log]))
     page = terminal_page(diagnosis)
-    assert "the documented JSONL or Parquet: 41 sequences" in page
+    assert "the documented JSONL or Parquet: 41 responses" in page
     assert "Not in the log: token ids, " in page and "script" not in page
     whole = html_page(diagnosis)
     assert "token_mult_prob_error" in whole and "no sign of an error is at most 1.05" in whole

@@ -14,9 +14,9 @@ from log_fixture import plain_rows, write_lines
 from tokenizers import Tokenizer, models
 
 from tailrl.cli.commands import diagnose
-from tailrl.diagnosis import page
-from tailrl.diagnosis.advice import NOISE, TAIL
-from tailrl.diagnosis.causes import Cause, cause_words
+from tailrl.diagnosis import advice, headline, page
+from tailrl.diagnosis.advice import framework_of
+from tailrl.diagnosis.causes import Cause
 from tailrl.diagnosis.diagnosis import Diagnosis
 from tailrl.diagnosis.log import LoggedRow, pack
 from tailrl.diagnosis.metrics import frameworks
@@ -25,7 +25,8 @@ from tailrl.diagnosis.replay import configuration
 
 @pytest.fixture
 def words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page, "cause_words", lambda: WORDS)
+    for module in (page, headline, advice):
+        monkeypatch.setattr(module, "cause_words", lambda: WORDS)
 
 
 def with_causes(*causes: Cause) -> Diagnosis:
@@ -58,30 +59,68 @@ class Reader(HTMLParser):
         return " ".join(" ".join(self.words).split())
 
 
+def first_line(diagnosis: Diagnosis) -> str:
+    return page.terminal_page(diagnosis).splitlines()[2].strip("*")
+
+
+def why(*causes: Cause) -> str:
+    return headline.cause_sentence(causes)
+
+
 @pytest.mark.usefixtures("words")
-def test_the_verdict_comes_first_and_follows_cause_and_advice() -> None:
-    sure = with_causes(Cause("precision", 0.9, ("k3 is small.",)), Cause("temperature", 0.1, ("It fits.",)))
+def test_the_answer_comes_first_bad_or_not_then_why_then_what_to_do() -> None:
+    sure = with_causes(Cause("precision", 0.95, ("k3 is small.",)), Cause("temperature", 0.1, ("It fits.",)))
+    answer = headline.headline(sure)
+    k3 = sure.measured.token_mean("k3")
+    assert answer.verdict.startswith(f"Bad, unless weights or caches have few bits: k3 is {k3.mean:.2g} nats a token")
+    assert answer.verdict.endswith("(0.002 to 0.03).")
     read = Reader(page.html_page(sure))
-    answer = f"This is precision. {sure.advice.words}"
-    assert sure.advice.kind == "remedy" and read.text.index(answer) < read.text.index("mean |Δ|, nats a token")
-    assert page.terminal_page(sure).splitlines()[2] == f"**{answer}**"
-    assert read.text.index("k3 is small.") < read.text.index("It fits.") and "90% sure" in read.text
-    mistake = with_causes(Cause("temperature", 0.9, ()))
-    assert page.verdict(mistake) == "This is temperature. Do what temperature needs."
+    parts = [answer.verdict, "Cause, 95% sure: title of precision.", "Do:", "mean |Δ|, nats a token", "k3 is small."]
+    places = [read.text.index(part) for part in parts]
+    assert places == sorted(places)
+    text = page.terminal_page(sure)
+    assert first_line(sure) == answer.verdict
+    assert text.index("Cause, 95% sure") < text.index("- Do: No correction.") < text.index("| number |")
     many = page.html_page(with_causes(*[Cause("precision", 0.2, ("`a` <b>",))] * 5))
     assert "2 less probable causes" in many and many.count("<code>a</code> &lt;b&gt;") == 5
+
+
+@pytest.mark.usefixtures("words")
+def test_a_cause_is_never_a_fact_where_another_is_close() -> None:
+    precision, temperature = "title of precision", "title of temperature"
+    assert why(Cause("precision", 0.95, ())) == f"Cause, 95% sure: {precision}."
+    assert why(Cause("precision", 0.6, ()), Cause("temperature", 0.2, ())) == f"Probable cause, 60% sure: {precision}."
+    both = f"Two causes fit: {precision} (54%) or {temperature} (31%)."
+    assert why(Cause("precision", 0.54, ()), Cause("temperature", 0.31, ())) == both
+    unsure = f"No cause is sure; the most probable one: {temperature} (30%)."
+    assert why(Cause("temperature", 0.3, ()), Cause("precision", 0.11, ())) == unsure
+    assert why(Cause("unknown", 0.8, ())) == "No known cause fits (80% sure)."
+    assert headline.cause_sentence((), 7) == "No cause can be told from 7 tokens."
+
+
+@pytest.mark.usefixtures("words")
+def test_what_can_be_mended_comes_before_noise() -> None:
     second = with_causes(Cause("precision", 0.9, ()), Cause("temperature", 0.8, ()))
-    assert page.verdict(second) == "This is temperature. Do what temperature needs.", "a mistake comes before noise"
-    unsure = page.verdict(with_causes(Cause("temperature", 0.3, ())))
-    assert unsure.startswith("No cause is sure; the most probable one (30%): title of temperature. Token TIS")
+    assert second.advice.kind == "fix" and second.advice.words == "Do what temperature needs."
 
 
-def test_the_advice_knows_the_causes() -> None:
-    assert {*NOISE, TAIL} <= cause_words().keys()
+@pytest.mark.usefixtures("words")
+def test_until_it_is_fixed_the_lines_to_paste_are_in_the_terminal_too() -> None:
+    fix = with_causes(Cause("temperature", 0.9, ()))
+    text = page.terminal_page(fix)
+    assert "- Do: Do what temperature needs." in text
+    assert "- Until then: rejection by the mean of k3, C = 0.1." in text or "- Until then: token TIS, C = 2." in text
+    assert "algorithm.rollout_correction.rollout_" in text
+    framework = replace(fix, chosen_framework="TRL")
+    lines = page.terminal_page(framework)
+    assert "GRPOConfig(" in lines and "verl 0.9.1:" not in lines, "the reader's framework alone"
+    whole = Reader(page.html_page(framework)).text
+    assert whole.index("TRL 1.16.0") < whole.index("verl 0.9.1")
 
 
 def test_the_advised_remedy_has_its_lines_in_each_framework() -> None:
-    diagnosis = noisy(noise=0.3)
+    diagnosis = with_causes(Cause("stale", 0.9, ()))
+    diagnosis = replace(diagnosis, remedies=(replace(REMEDIES[0], ess=0.9),))
     text = Reader(page.html_page(diagnosis)).text
     assert diagnosis.advice.name == "token_tis"
     for one in configuration("token_tis", 2.0):
@@ -93,10 +132,11 @@ def test_the_advised_remedy_has_its_lines_in_each_framework() -> None:
 
 def test_the_verdict_without_a_cause() -> None:
     exact = diagnosis_of(pack([LoggedRow("", np.array([-1.0]), np.array([-1.0]))]))
-    assert page.verdict(exact) == "Sampler and trainer agree to the last bit. No correction is needed."
-    assert page.verdict(noisy()).startswith("No mismatch that needs a cause: mean |Δ| is 0.0")
+    assert first_line(exact) == "Not bad: sampler and trainer agree to the last bit."
+    assert headline.why(exact) == ("No mismatch that needs a cause.",)
+    assert first_line(noisy()).startswith("Not bad: k3 is 0.0")
     nothing = diagnosis_of(pack([LoggedRow("", np.array([np.nan]), np.array([-1.0]))]))
-    assert page.verdict(nothing).startswith("No token of this log")
+    assert first_line(nothing) == "Nothing can be said: no token of this log has log-probs of both sides."
     text = Reader(page.html_page(nothing)).text
     assert "1 token left out: the sampler's NaN." in text
 
@@ -112,12 +152,10 @@ def test_a_trainer_that_disagrees_with_itself_is_said_first(floor: float, size: 
     again = [np.minimum(logp_T + floor * random.choice([-1.0, 1.0], 40), 0.0) for logp_T in trainer]
     rows = [LoggedRow("", one, two, again_T=three) for one, two, three in zip(moved, trainer, again, strict=True)]
     diagnosis = diagnosis_of(pack(rows))
-    sentence = page.verdict(diagnosis)
-    assert sentence.startswith("The trainer disagrees with itself: its log-probs of the same tokens, ") is says
-    assert ("nothing can be said of the sampler" in sentence) is says
-    assert page.terminal_page(diagnosis).splitlines()[2] == f"**{sentence}**"
+    begins = "Nothing can be said of the sampler: the trainer disagrees with itself. Its log-probs of the same tokens, "
+    assert first_line(diagnosis).startswith(begins) is says
     if says and size > 0.1:
-        assert diagnosis.advice.kind == "fix" and "changes the trainer's numbers" in sentence
+        assert diagnosis.advice.kind == "fix" and "changes the trainer's numbers" in page.terminal_page(diagnosis)
 
 
 def test_what_is_not_replayed_is_said_with_its_reason() -> None:
@@ -125,11 +163,12 @@ def test_what_is_not_replayed_is_said_with_its_reason() -> None:
     assert "Not replayed: score centering and sampling-mask replay need the sampler's whole rows; a KL to" in text
 
 
-def test_the_framework_of_a_log_is_that_of_its_presets() -> None:
+def test_the_framework_of_a_log_is_its_formats_or_what_its_rows_say() -> None:
     measured = noisy().measured
-    assert page._framework(measured) == ""
-    for title, name in (("NeMo-RL, train_data_step*.jsonl", "nemo-rl"), ("slime and miles, --save", "slime")):
-        assert page._framework(replace(measured, titles=Counter({title: 3}))) == name
+    assert framework_of(measured) == ""
+    for title, name in (("NeMo-RL, train_data_step*.jsonl", "NeMo-RL"), ("slime and miles, --save", "slime")):
+        assert framework_of(replace(measured, titles=Counter({title: 3}))) == name
+    assert framework_of(replace(measured, frameworks=Counter({"VERL 0.9": 3}))) == "verl"
 
 
 def test_every_framework_has_its_numbers_rules_and_sources() -> None:

@@ -11,8 +11,8 @@ import yaml
 
 from tailrl.config.arm import Arm, Correction
 from tailrl.config.vocabulary import Vocabulary
-from tailrl.diagnosis.advice import HEALTHY_ESS, NO_HARM, advise
-from tailrl.diagnosis.causes import Cause
+from tailrl.diagnosis.advice import FACTS, advice_rules, advise
+from tailrl.diagnosis.causes import Cause, cause_words
 from tailrl.diagnosis.log import LoggedRow, pack
 from tailrl.diagnosis.measure import measure
 from tailrl.diagnosis.replay import (
@@ -390,24 +390,49 @@ CLEAN = [response(8, 0.01) for _ in range(30)]
     [
         (CLEAN, [], "none", None),
         ([LoggedRow("here", np.array([np.nan]), np.array([-1.0]))], [], "fix", None),
-        (CLEAN, [Cause("temperature", 0.9, ())], "fix", None),
-        (ROWS, [Cause("shift", 0.9, ()), Cause("stale", 0.8, ())], "fix", None),
-        (ROWS, [Cause("temperature", 0.4, ())], "remedy", "token_tis"),
-        (ROWS, [], "remedy", "token_tis"),
+        (CLEAN, [Cause("temperature", 0.9, ())], "fix", "token_tis"),
+        (CLEAN, [Cause("precision", 0.9, ())], "none", None),
+        (ROWS, [Cause("precision", 0.9, ())], "none", None),  # whatever its k3
+        (ROWS, [Cause("routing", 0.9, ())], "none", None),
+        (ROWS, [Cause("shift", 0.9, ()), Cause("stale", 0.8, ())], "fix", "token_tis"),
+        (ROWS, [Cause("stale", 0.9, ()), Cause("prompt", 0.8, ())], "fix", "token_tis"),  # what can be mended first
+        (ROWS, [Cause("temperature", 0.4, ())], "fix", "token_tis"),
+        (ROWS, [], "fix", "token_tis"),
         (ROWS, [Cause("stale", 0.9, ())], "remedy", "token_tis"),
-        (ROWS, [Cause("floor", 0.9, ())], "remedy", "token_tis"),  # no ρ takes this mismatch away
-        (
-            [LoggedRow("here", np.full(1, -9.0 * (i == 0)), np.full(1, -9.0 * (i > 0))) for i in range(50)],
-            [],
-            "beyond",
-            None,
-        ),
+        (HOPELESS, [Cause("stale", 0.9, ())], "beyond", None),
+        (HOPELESS, [], "fix", None),
+        (ROWS, [Cause("floor", 0.9, ())], "beyond", None),  # nothing takes this mismatch away
     ],
 )
 def test_the_rule_of_advice(rows: list[LoggedRow], causes: list[Cause], kind: str, name: str | None) -> None:
     measured, table = measure([("a", pack(rows))]), tuple(replayed(rows).values())
     found = advise(measured, causes, table)
     assert (found.kind, found.name) == (kind, name) and found.words.endswith(".")
+
+
+def test_until_a_cause_is_fixed_its_responses_are_dropped() -> None:
+    """One response in ten has another prompt; in SkyRL's lines, where it has some."""
+    rows = [response(20, 2.0 if i % 10 == 0 else 0.01) for i in range(60)]
+    measured, table = measure([("a", pack(rows))]), tuple(replayed(rows).values())
+    causes = [Cause("prompt", 0.9, ())]
+    found = advise(measured, causes, table)
+    assert (found.kind, found.name, found.threshold) == ("fix", "reject_k3", 0.1)
+    assert "90% of the responses" in found.gives
+    assert advise(measured, causes, table, framework="SkyRL").name == "geometric"
+
+
+def test_each_rule_of_advice_names_what_there_is() -> None:
+    root = Path(__file__).parents[3]
+    for rule in advice_rules().rules:
+        assert rule.fact is None or rule.fact in FACTS
+        assert set(rule.causes or ()) <= set(cause_words())
+        assert not rule.finding or (root / rule.finding).is_file(), rule.finding
+        for choice in rule.remedies:
+            thresholds = [threshold for threshold, _ in catalogue().remedies[choice.name].settings()]
+            assert choice.threshold in (None, *thresholds), rule.name
+    last = advice_rules().rules[-1]
+    assert last.fact is None and last.causes is None and math.isinf(last.k3_upto)
+    assert set(cause_words()) == {name for rule in advice_rules().rules for name in rule.causes or ()}
 
 
 def test_dvp_is_advised_where_it_takes_the_mismatch_away() -> None:
@@ -419,5 +444,4 @@ def test_dvp_is_advised_where_it_takes_the_mismatch_away() -> None:
     measured, table = measure([("a", pack(rows))]), tuple(replayed(rows).values())
     found = advise(measured, [Cause("floor", 0.9, ())], table)
     assert (found.kind, found.name, found.threshold) == ("remedy", "dvp", 1e-4)
-    assert "keeps 90.0% of the tokens" in found.words
-    assert HEALTHY_ESS > 0 and NO_HARM > 0
+    assert "keeps 90.0% of the tokens" in found.gives

@@ -14,9 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrl.stats.intervals import (
+    Ratio,
     cluster_interval,
     mean_interval,
     problem_interval,
+    ratio_difference,
     ratio_interval,
     share_difference,
     share_interval,
@@ -354,3 +356,37 @@ def test_one_sided_halves_p_on_the_observed_side() -> None:
     assert one_sided(Difference(-1.0, -1.5, -0.5, 0.02, 3)) == pytest.approx((0.99, 0.01))
     assert one_sided(Difference(0.0, -1.0, 1.0, 1.0, 3)) == (0.5, 0.5)
     assert all(math.isnan(p) for p in one_sided(Difference(1.0, math.nan, math.nan, math.nan, 1)))
+
+
+def test_a_difference_of_ratios_of_pairs_is_the_paired_t_interval() -> None:
+    """With one term of equal weight a cluster on both sides, it is Student's interval of the paired differences."""
+    random = np.random.default_rng(0)
+    first, second = random.normal(size=(2, 30)) + random.normal(size=30)
+    ones, pairs = np.ones(30), np.arange(30.0)
+    found = ratio_difference(Ratio(first, ones, pairs), Ratio(second, ones, pairs))
+    expected = mean_interval(second - first)
+    assert (found.mean, found.low, found.high, found.n) == pytest.approx(
+        (expected.mean, expected.low, expected.high, 30)
+    )
+
+
+def test_a_difference_of_ratios_covers() -> None:
+    """Of two clustered samples of unequal weights, partly of shared clusters: in 95 % of the samples."""
+    random = np.random.default_rng(1)
+    hits = 0
+    for _ in range(600):
+        shared = random.normal(size=60)
+        sides = []
+        for shift, clusters in ((0.0, np.arange(40)), (0.5, np.arange(20, 60))):
+            weight = random.integers(1, 9, 40).astype(float)
+            value = weight * (shift + shared[clusters] + random.normal(size=40))
+            known = np.where(clusters < 50, clusters, np.nan)
+            sides.append(Ratio(value, weight, known.astype(float)))
+        found = ratio_difference(sides[0], sides[1])
+        hits += found.low <= 0.5 <= found.high
+    assert abs(hits / 600 - 0.95) < 3.3 * math.sqrt(0.95 * 0.05 / 600)
+
+
+def test_a_difference_without_terms_is_none() -> None:
+    nothing = np.empty(0)
+    assert math.isnan(ratio_difference(Ratio(nothing, nothing, nothing), Ratio(nothing, nothing, nothing)).mean)

@@ -18,6 +18,7 @@ from tailrl.runtime.errors import StudyError, masked, printable, reason, say
 from tailrl.runtime.limits import out_of_memory
 from tailrl.runtime.timeouts import EngineError, limit_the_end
 
+CANNOT_TELL = 2  # the exit code of a gate that was not answered
 HELP = "Explains the mismatch in a run's logs, and checks and plans studies. `tailrl COMMAND --help` says more."
 JOBS_HELP = "The jobs of the workflow, as its rules call them."
 
@@ -68,20 +69,23 @@ app.add_typer(Typer(callback=lambda: None), name=JOBS, help=JOBS_HELP, rich_help
 
 
 def run() -> None:
-    """Runs this process's command; exits 1 with one sentence for an error that the user can fix."""
+    """Runs this process's command; exits 1 with one sentence for an error that the user can fix, and a gate 2."""
     noted: dict[str, Any] = {}
     try:
         _run(sys.argv[1:], noted)
     except StudyError as error:
-        _end(str(error))
+        _end(str(error), noted)
     except EngineError as error:
         print(masked("".join(traceback.format_exception(error))), file=sys.stderr, end="")
         say(str(error))
         sys.exit(os.EX_SOFTWARE)
     except Exception as error:
         if (sentence := _refusal(error, noted.get("out"))) is None:
+            if noted.get("gate"):  # Python's own 1 would say that a number is beyond its limit
+                traceback.print_exc()
+                sys.exit(CANNOT_TELL)
             raise
-        _end(sentence)
+        _end(sentence, noted)
     except KeyboardInterrupt:
         # It goes on without its traceback: then libraries clean up, and the process ends by the signal.
         command = noted.get("command", "tailrl")
@@ -132,7 +136,11 @@ def _refusal(error: Exception, out: Path | None) -> str | None:
     return out_of_memory(error)
 
 
-def _end(sentence: str) -> NoReturn:
+def _end(sentence: str, noted: dict[str, Any]) -> NoReturn:
+    """Ends with 1, or a gate with 2: it cannot tell."""
+    if noted.get("gate"):
+        say(sentence)
+        sys.exit(CANNOT_TELL)
     if os.name == "posix":
         from tailrl.runtime.launch import tell_launcher
 

@@ -14,6 +14,8 @@ from tailrl.runtime.errors import StudyError, writing
 
 if TYPE_CHECKING:
     from tailrl.curves.history import History
+    from tailrl.diagnosis.answer import Answer
+    from tailrl.diagnosis.gate import Limit
 
 StudyFiles = Annotated[list[str], Argument(metavar="STUDY...", help="study files", show_default=False)]
 Folder = Annotated[
@@ -62,8 +64,19 @@ def plan(
         raise Exit(1)
 
 
-def schema() -> None:
-    """Print the JSON schema of a study file."""
+def schema(
+    of: Annotated[
+        str, Argument(metavar="OF", help="study: a study file; diagnosis: `tailrl diagnose --json`")
+    ] = "study",
+) -> None:
+    """Print the JSON schema of a study file, or of a diagnosis."""
+    if of not in ("study", "diagnosis"):
+        raise StudyError(f"{of}: there is a schema of study and of diagnosis")
+    if of == "diagnosis":
+        from tailrl.diagnosis.record import schema as diagnosis_schema
+
+        print(json.dumps(diagnosis_schema(), indent=2, ensure_ascii=False))
+        return
     from tailrl.config.study import Study
 
     print(json.dumps(Study.model_json_schema(), indent=2, ensure_ascii=False))
@@ -121,13 +134,24 @@ def metrics() -> None:
     print(metrics_page(), end="")
 
 
+Largest = Annotated[
+    list[str] | None,
+    Option("--max", metavar="NAME=VALUE", help="a gate: end with 1 if a number is larger, 2 if that cannot be told"),
+]
+Least = Annotated[list[str] | None, Option("--min", metavar="NAME=VALUE", help="the same for a smaller number")]
+Json = Annotated[
+    str | None, Option("--json", metavar="FILE", help="a file for the answer as data; -: print that alone")
+]
+
+
 def diagnose(
     logs: Annotated[
         list[str],
         Argument(
             metavar="LOGS...",
-            help="files or folders of a run's logs; or its curves: a W&B export, a W&B run's file or address, "
-            "trainer_state.json, metrics as JSON lines, TensorBoard's CSV, verl's console",
+            help="files or folders of a run's logs; two logs, BEFORE and AFTER, are compared; or its curves: a W&B "
+            "export, a W&B run's file or address, trainer_state.json, metrics as JSON lines, TensorBoard's CSV, "
+            "verl's console",
             show_default=False,
         ),
     ],
@@ -143,38 +167,85 @@ def diagnose(
             "known ones",
         ),
     ] = None,
+    largest: Largest = None,
+    least: Least = None,
+    json_file: Json = None,
+    framework: Annotated[
+        str | None, Option(help="whose settings come first: verl, TRL, NeMo-RL, ...; else the log's")
+    ] = None,
+    no_text: Annotated[bool, Option("--no-text", help="leave texts and token ids out of the page")] = False,
+    together: Annotated[bool, Option("--together", help="two logs are one, and not compared")] = False,
 ) -> None:
     """Say what causes the mismatch in the logs of any framework, and what to do."""
-    _check_folders(out)
+    from tailrl.diagnosis.gate import read_limits
+
+    as_data = json_file == "-"
+    data = Path(json_file) if json_file and not as_data else None
+    _check_folders(out, data)
+    limits = read_limits(largest or (), least or ())
     from tailrl.curves.history import read_all, read_folders
+    from tailrl.diagnosis.folders import NoLogError
 
     if histories := read_all(logs):
-        _tell_curves(histories, out)
+        answer = _of_curves(histories, limits, out)
+        _give(answer, out, as_data, data)
         return
+    try:
+        if len(logs) == 2 and not together:
+            answer = _of_change(Path(logs[0]), Path(logs[1]), limits, out, columns)
+        else:
+            answer = _of_log([Path(log) for log in logs], limits, out, tokenizer, columns, framework, no_text)
+    except NoLogError:
+        if not (histories := read_folders(map(Path, logs))):
+            raise
+        answer = _of_curves(histories, limits, out)
+    _give(answer, out, as_data, data)
+
+
+def _give(answer: "Answer", out: Path | None, as_data: bool, data: Path | None) -> None:
+    """Prints an answer, writes its page and its data, and ends with the gate's code."""
+    from tailrl.diagnosis.record import as_json
+
+    text = as_json(answer.record)
+    print(text if as_data else answer.text, end="")
+    for file, content in ((data, text), (out, answer.page)):
+        if file is not None and content is not None:
+            with writing(file):
+                file.write_text(content, encoding="utf-8")
+    if answer.record.exit_code:
+        raise Exit(answer.record.exit_code)
+
+
+def _of_log(
+    logs: list[Path],
+    limits: "list[Limit]",
+    out: Path | None,
+    tokenizer: Path | None,
+    columns: str | None,
+    framework: str | None,
+    no_text: bool,
+) -> "Answer":
+    from tailrl.diagnosis.answer import Answer, named_framework, without_texts
     from tailrl.diagnosis.diagnosis import diagnose_parts
-    from tailrl.diagnosis.folders import NoLogError
     from tailrl.diagnosis.formats import parse_columns
+    from tailrl.diagnosis.gate import judge
     from tailrl.diagnosis.left_out import LeftOut
     from tailrl.diagnosis.page import html_page, terminal_page
     from tailrl.diagnosis.progress import read_with_progress
+    from tailrl.diagnosis.record import log_record
     from tailrl.pages.explorer import read_tokenizer, with_texts
 
     chosen = parse_columns(columns) if columns is not None else None
     texts = read_tokenizer(tokenizer) if tokenizer else None
     left_out = LeftOut()
-    try:
-        diagnosis = diagnose_parts(read_with_progress([Path(log) for log in logs], left_out, chosen), left_out)
-    except NoLogError:
-        if not (histories := read_folders(map(Path, logs))):
-            raise
-        _tell_curves(histories, out)
-        return
-    print(terminal_page(diagnosis, out), end="")
+    parts = read_with_progress(logs, left_out, chosen)
+    diagnosis = replace(diagnose_parts(parts, left_out), chosen_framework=named_framework(framework or ""))
+    judgements = judge(diagnosis.measured, limits, diagnosis.faults)
+    page = None
     if out is not None:
-        if texts:
-            diagnosis = replace(diagnosis, responses=with_texts(diagnosis.responses, texts))
-        with writing(out):
-            out.write_text(html_page(diagnosis), encoding="utf-8")
+        shown = replace(diagnosis, responses=with_texts(diagnosis.responses, texts)) if texts else diagnosis
+        page = html_page(without_texts(shown) if no_text else shown, judgements=judgements)
+    return Answer(terminal_page(diagnosis, out, judgements), page, log_record(diagnosis, judgements))
 
 
 def demo(
@@ -196,16 +267,38 @@ def demo(
         opened(out)
 
 
-def _tell_curves(histories: "list[History]", out: Path | None) -> None:
-    """Prints what curves say; writes the page, of one run's file or of several."""
-    from tailrl.curves.page import curves_html, curves_text
+def _of_change(before: Path, after: Path, limits: "list[Limit]", out: Path | None, columns: str | None) -> "Answer":
+    from tailrl.diagnosis.answer import Answer
+    from tailrl.diagnosis.change import change_html, change_text, compare
+    from tailrl.diagnosis.diagnosis import diagnose_parts
+    from tailrl.diagnosis.formats import parse_columns
+    from tailrl.diagnosis.gate import judge
+    from tailrl.diagnosis.left_out import LeftOut
+    from tailrl.diagnosis.progress import read_with_progress
+    from tailrl.diagnosis.record import change_record
+
+    chosen = parse_columns(columns) if columns is not None else None
+    found = []
+    for log in (before, after):
+        left_out = LeftOut()
+        found.append(diagnose_parts(read_with_progress([log], left_out, chosen), left_out))
+    earlier, later = found
+    change = compare(earlier, later)
+    judgements = judge(later.measured, limits, later.faults)
+    page = change_html(change, judgements) if out else None
+    return Answer(change_text(change, out, judgements), page, change_record(change, judgements))
+
+
+def _of_curves(histories: "list[History]", limits: "list[Limit]", out: Path | None) -> "Answer":
+    from tailrl.curves.gate import judge_curves
+    from tailrl.curves.page import curves_html, curves_record, curves_text
     from tailrl.curves.reading import read_curves, together
+    from tailrl.diagnosis.answer import Answer
 
     reading = read_curves(together(histories))
-    print(curves_text(reading, out), end="")
-    if out is not None:
-        with writing(out):
-            out.write_text(curves_html(reading), encoding="utf-8")
+    judgements = judge_curves(reading, limits)
+    page = curves_html(reading, judgements=judgements) if out else None
+    return Answer(curves_text(reading, out, judgements), page, curves_record(reading, judgements))
 
 
 def _check_folders(*files: Path | None) -> None:
@@ -245,6 +338,9 @@ def probe(
     log: Annotated[
         Path | None, Option(metavar="FILE", help="for the tokens: .jsonl or .parquet, which `tailrl diagnose` reads")
     ] = None,
+    largest: Largest = None,
+    least: Least = None,
+    json_file: Json = None,
 ) -> None:
     """Measure the mismatch of a model: an engine samples, the trainer scores."""
     from tailrl.config.load import validated
@@ -259,10 +355,17 @@ def probe(
         **{"max_new_tokens": max_new_tokens, "samples": samples, "seed": seed},
     }
     settings = validated(ProbeSettings, given, "probe")
-    _check_folders(out, log)
+    as_data = json_file == "-"
+    data = Path(json_file) if json_file and not as_data else None
+    _check_folders(out, log, data)
+    from tailrl.diagnosis.gate import judge, read_limits
+
+    limits = read_limits(largest or (), least or ())
     take(1)
+    from tailrl.diagnosis.answer import Answer
     from tailrl.diagnosis.log_files import check_log_name, write_log
     from tailrl.diagnosis.page import terminal_page
+    from tailrl.diagnosis.record import log_record
     from tailrl.planning.fits import check_sampling
     from tailrl.probes.model.page import diagnose_probe, probe_page
     from tailrl.probes.model.probe import probe_model
@@ -274,10 +377,11 @@ def probe(
     if log is not None:
         write_log(probed.rows, log)
     diagnosis = diagnose_probe(probed)
-    print(terminal_page(diagnosis, out), end="")
-    if out is not None:
-        with writing(out):
-            out.write_text(probe_page(probed, diagnosis), encoding="utf-8")
+    judgements = judge(diagnosis.measured, limits)
+    page = probe_page(probed, diagnosis, judgements) if out else None
+    _give(
+        Answer(terminal_page(diagnosis, out, judgements), page, log_record(diagnosis, judgements)), out, as_data, data
+    )
 
 
 def watch(

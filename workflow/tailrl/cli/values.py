@@ -11,10 +11,12 @@ from tailrl.runtime.errors import StudyError
 
 
 class Noted(TyperCommand):
-    """Notes its name and its `--out` in the dictionary that is the context's object."""
+    """Notes in the dictionary that is the context's object its name, its `--out`, and whether it is a gate."""
 
     def invoke(self, ctx: Any) -> Any:
-        ctx.obj |= {"command": ctx.command_path.removeprefix("tailrl "), "out": ctx.params.get("out")}
+        is_gate = bool(ctx.params.get("largest") or ctx.params.get("least"))
+        command = ctx.command_path.removeprefix("tailrl ")
+        ctx.obj |= {"command": command, "out": ctx.params.get("out"), "gate": is_gate}
         return super().invoke(ctx)
 
 

@@ -1,15 +1,20 @@
 """What curves say, as a page: HTML in one file without a network, Markdown for a terminal, and plain data for JSON."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+import tailrl
+from tailrl import diagnosis
 from tailrl.analysis.format import count, short
-from tailrl.curves.reading import EXACT, Reading, RunReading, Told, shape_words, sizes
+from tailrl.curves.reading import EXACT, Reading, RunReading, Told, shape_words
 from tailrl.diagnosis.formats import how_to_log
+from tailrl.diagnosis.gate import Judgement, exit_code
+from tailrl.diagnosis.record import CurvesRecord, RunRecord, gate_records
+from tailrl.diagnosis.sizes import LEVELS, limits, number_name, sizes
 from tailrl.pages import TEMPLATES
 from tailrl.pages.markdown import prose
 from tailrl.pages.scales import (
@@ -27,6 +32,7 @@ from tailrl.runtime.templates import renderer
 
 FOOT = CURVES_HEIGHT - BOTTOM  # the lower end of a chart's plane
 END = WIDTH_OF_PHONE - RIGHT  # its right end
+DIAGNOSIS = Path(diagnosis.__file__).parent / "templates"  # its table of sizes
 MOST_POINTS = 600  # of a drawn line; a longer one is drawn by the lowest and highest value of each stretch
 UNITS = {"abs_prob": "probability", "abs_prob_max": "probability", "pearson": "", "error_factor": ""}
 
@@ -42,50 +48,56 @@ class Line:
     marks: tuple[float, ...]
 
 
-render = renderer((Path(__file__).parent / "templates", TEMPLATES), count, prose, short)
+render = renderer((Path(__file__).parent / "templates", DIAGNOSIS, TEMPLATES), count, number_name, prose, short)
 
 
-def curves_html(reading: Reading, title: str = "Curves of a run") -> str:
+def curves_html(reading: Reading, title: str = "Curves of a run", judgements: Sequence[Judgement] = ()) -> str:
     """The whole page."""
     width = {"width": WIDTH_OF_PHONE, "height": CURVES_HEIGHT, "left": LEFT, "top": TOP, "foot": FOOT, "end": END}
     lines = [_line(run.main) for run in reading.runs]
-    return render("curves.html.j2", title=title, lines=lines, size=width, **_values(reading))
+    return render("curves.html.j2", title=title, lines=lines, size=width, judgements=judgements, **_values(reading))
 
 
-def curves_text(reading: Reading, out: Path | None = None) -> str:
+def curves_text(reading: Reading, out: Path | None = None, judgements: Sequence[Judgement] = ()) -> str:
     """The answer in a few lines of Markdown; `out`: where the whole page is."""
-    return render("curves.md.j2", out=out or "", **_values(reading))
+    return render("curves.md.j2", out=out or "", judgements=judgements, **_values(reading))
 
 
-def curves_data(reading: Reading) -> dict[str, Any]:
-    """The same as plain data."""
-    return {
-        "kind": "curves",
-        "where": reading.where,
-        "runs": [
-            {
-                "run": run.run,
-                "metric": run.main.curve.name,
-                "level": run.main.level,
-                "k3": None if math.isnan(run.main.k3) else run.main.k3,
-                "shape": run.shape,
-                "factor": run.main.shape.factor,
-                "since": None if math.isnan(run.main.shape.since) else run.main.shape.since,
-                "size": run.band.title if run.band else None,
-                "fits": shape_words().shapes[run.shape].fits,
-                "excludes": shape_words().shapes[run.shape].excludes,
-                "rules_broken": [rule.words for one in (run.main, *run.others) for rule in one.rules if not rule.holds],
-            }
+def curves_record(reading: Reading, judgements: Sequence[Judgement] = ()) -> CurvesRecord:
+    """The same as data."""
+    return CurvesRecord(
+        tailrl=tailrl.__version__,
+        where=reading.where,
+        runs=[
+            RunRecord(
+                run=run.run,
+                metric=run.main.curve.name,
+                level=_finite(run.main.level),
+                k3=_finite(run.main.k3),
+                shape=run.shape,
+                factor=run.main.shape.factor,
+                since=_finite(run.main.shape.since),
+                size=run.band.title if run.band else None,
+                verdict=answer(run),
+                fits=shape_words().shapes[run.shape].fits,
+                excludes=shape_words().shapes[run.shape].excludes,
+                rules_broken=[rule.words for one in (run.main, *run.others) for rule in one.rules if not rule.holds],
+            )
             for run in reading.runs
         ],
-    }
+        gate=gate_records(judgements),
+        exit_code=exit_code(judgements),
+    )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _values(reading: Reading) -> dict[str, object]:
     return {
         "reading": reading,
         "runs": [_run_values(run) for run in reading.runs],
-        "normal": sizes().normal,
         "bands": sizes().bands,
     }
 
@@ -93,7 +105,7 @@ def _values(reading: Reading) -> dict[str, object]:
 def _run_values(run: RunReading) -> dict[str, object]:
     words = shape_words()
     shape = words.shapes[run.shape]
-    of_same_kind = [one for one in sizes().normal if one.of == run.main.metric.of]
+    levels = {told.metric.of: short(told.level) for told in (*run.others, run.main)}
     return {
         "run": run,
         "answer": answer(run),
@@ -104,7 +116,7 @@ def _run_values(run: RunReading) -> dict[str, object]:
         "broken": [(one, rule) for one in (run.main, *run.others) for rule in one.rules if not rule.holds],
         "held": [(one, rule) for one in (run.main, *run.others) for rule in one.rules if rule.holds],
         "logging": how_to_log(run.main.metric.framework),
-        "normal": of_same_kind,
+        "normal": [(one, levels.get(one.of, "")) for one in sizes().normal],
         "table": [(one, one.level) for one in (run.main, *run.others)],
     }
 
@@ -118,11 +130,12 @@ def answer(run: RunReading) -> str:
     size = f"{main.curve.name} is {short(present)}"
     if run.band is not None:
         roughly = "" if main.metric.of in EXACT else f", roughly a k3 of {short(main.k3)} nats a token"
-        size = f"{size}{roughly}: {run.band.title}"
+        size = f"{LEVELS[run.band.level]}: {size}{roughly}, {run.band.title} ({limits(run.band)})"
     else:
         rules = [f"{rule.words} ({main.metric.framework}'s rule)" for rule in main.rules]
-        state = "within" if all(rule.holds for rule in main.rules) else "beyond"
-        size = f"{size}: {state} {'; '.join(rules)}" if rules else f"{size}; no rule of thumb is known for it"
+        holds = all(rule.holds for rule in main.rules)
+        state = ("Not bad", "within") if holds else ("Bad", "beyond")
+        size = f"{state[0]}: {size}, {state[1]} {'; '.join(rules)}" if rules else f"{size}; no rule of thumb is known"
     return f"{size}. {shape_words().shapes[run.shape].says}"
 
 

@@ -11,9 +11,11 @@ import yaml
 from pydantic import Field
 
 from tailrl.artifacts.files import Record
+from tailrl.artifacts.metrics import FloatArray
 from tailrl.curves.history import TENSORBOARD, Curve, History
 from tailrl.curves.names import Metric, is_learning_rate, known_metric, metrics
 from tailrl.curves.shapes import Shape, shape_of
+from tailrl.diagnosis.sizes import Band, band_of
 from tailrl.runtime.errors import StudyError
 
 # What each quantity is as a k3 in nats, roughly: k3 is about half the mean square of Δ, and mean |Δ| about its root.
@@ -32,35 +34,6 @@ BY_RULE = ("abs_prob", "error_factor")  # sizes of their own, which only a frame
 SHAPED = (*AS_K3, *BY_RULE)  # whose shape is told, the best first
 
 
-class Band(Record, allow_inf_nan=True):
-    """A range of sizes: those `below` this k3, and not below the band before. See `sizes.yaml`."""
-
-    below: float
-    title: str
-    has: str
-    seen: str
-    do: str
-
-
-class Normal(Record):
-    """A published value; `of`: our name of the quantity; `healthy`: false where its source calls it too large."""
-
-    model: str
-    engines: str
-    format: str
-    of: str
-    value: str
-    source: str
-    healthy: bool = True
-
-
-class Sizes(Record):
-    """`sizes.yaml`."""
-
-    bands: list[Band]
-    normal: list[Normal]
-
-
 class ShapeWords(Record):
     """What is said of a shape: see `shapes.yaml`."""
 
@@ -75,13 +48,6 @@ class Shapes(Record):
 
     shapes: dict[str, ShapeWords]
     causes: dict[str, str]
-
-
-@cache
-def sizes() -> Sizes:
-    """The table of sizes."""
-    text = Path(__file__).with_name("sizes.yaml").read_text(encoding="utf-8")
-    return Sizes.model_validate(yaml.safe_load(text))
 
 
 @cache
@@ -213,10 +179,16 @@ def _read_run(run: str, curves: Iterable[Curve], history: History) -> RunReading
     main = min(judged, key=lambda one: (SHAPED.index(one.metric.of), -len(one.curve.step_N)))
     band = None
     if math.isfinite(main.k3):
-        band = next(one for one in sizes().bands if main.k3 < one.below or one.below == math.inf)
+        band = band_of(main.k3)
     idle = bool(rates) and all(bool((curve.value_N == 0).all()) for curve in rates)
     others = tuple(one for one in told if one is not main)
     return RunReading(run, main, others, band, idle, history.restarts.get(run, ()))
+
+
+def last_tenth(value_N: FloatArray) -> FloatArray:
+    """The finite values of a curve's last tenth, at least one if there is any."""
+    finite: FloatArray = value_N[np.isfinite(value_N)]
+    return finite[-max(1, len(finite) // 10) :]
 
 
 def _tell(curve: Curve, metric: Metric) -> Told:
@@ -225,7 +197,7 @@ def _tell(curve: Curve, metric: Metric) -> Told:
         size_N = np.abs(curve.value_N - 1)  # 1: no error
     shape = shape_of(curve.step_N, size_N)
     finite = curve.value_N[np.isfinite(curve.value_N)]
-    level = float(np.median(finite[-max(1, len(finite) // 10) :])) if len(finite) else math.nan
+    level = float(np.median(last_tenth(curve.value_N))) if len(finite) else math.nan
     rules = tuple(Judged(rule.sentence(), rule.source, rule.holds(level)) for rule in metric.rules)
     convert = AS_K3.get(metric.of)
     k3 = convert(level) if convert is not None and math.isfinite(level) else math.nan

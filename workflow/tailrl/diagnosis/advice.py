@@ -1,33 +1,71 @@
-"""Which remedy is advised for a log: one fixed rule, from the cause and the size of the mismatch."""
+"""What to do about a mismatch: one fixed rule, `advice.yaml`, from the causes, the place and the size."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Literal
 
-from tailrl.diagnosis.causes import Cause, disagrees_with_itself
+import yaml
+from pydantic import Field
+
+from tailrl.artifacts.files import Record
+from tailrl.diagnosis.causes import Cause, cause_words, disagrees_with_itself
+from tailrl.diagnosis.exact_checks import Fault
 from tailrl.diagnosis.measure import Measured
 from tailrl.diagnosis.metrics import quantity
-from tailrl.diagnosis.replay import Replayed
-
-NO_HARM = 1e-3
-"""k3 in nats up to which no correction is advised: NeMo-RL's rule of thumb. Here 1.7e-5 did no harm that was detected
-(docs/findings/rounding.md)."""
+from tailrl.diagnosis.replay import Replayed, catalogue
+from tailrl.diagnosis.trend import trend_of
+from tailrl.diagnosis.where import Place
 
 SURE = 0.5
 """The probability from which a cause counts."""
 
-HEALTHY_ESS = 0.3
-"""Effective sample size from which verl calls weights healthy (docs/algo/rollout_corr.md)."""
+Kind = Literal["none", "fix", "remedy", "beyond"]
 
-CLEANED = 0.1
-"""Share of the mean k3 that may be left on the tokens that DVP keeps."""
 
-NOISE = frozenset({"precision", "routing", "stale", "unknown"})
-"""Causes that no setting removes at once: both sides compute the right thing, with noise or with older weights."""
+EXPLAINS = ("base", "filled", "first_choice", "grid", "padding")
+"""Faults of a log that make a mismatch by themselves, or hide it."""
 
-TAIL = "floor"
-"""The cause whose random tokens DVP keeps from being sampled."""
+
+class Choice(Record, allow_inf_nan=True):
+    """A remedy of `replay.yaml` at a threshold; None: at the least that does. `cleaned`: in place of the rule's."""
+
+    name: str
+    threshold: float | None = None
+    cleaned: float | None = None
+
+
+class AdviceRule(Record, allow_inf_nan=True):
+    """A rule: its conditions, what to do, and which remedies may serve. See the header of `advice.yaml`."""
+
+    name: str
+    fact: str | None = Field(default=None, alias="if")
+    causes: list[str] | None = None
+    k3_upto: float = math.inf
+    kind: Literal["none", "fix", "remedy"]
+    words: str
+    remedies: list[Choice] = Field(default_factory=list)
+    cleaned: float | None = None
+    finding: str = ""
+    beyond: str = ""
+
+
+class AdviceRules(Record):
+    """`advice.yaml`."""
+
+    cleaned: float
+    keeps: float
+    ess: float
+    rules: list[AdviceRule]
+
+
+@cache
+def advice_rules() -> AdviceRules:
+    """The rule of advice."""
+    text = Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
+    return AdviceRules.model_validate(yaml.safe_load(text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,58 +73,122 @@ class Advice:
     """What to do.
 
     Attributes:
-        kind: `none`, no correction is needed; `fix`, remove the cause first; `remedy`, use `name` at `threshold`;
-            `beyond`, no weight keeps enough of the sample.
-        words: the same with its reason.
-        name, threshold: the remedy's key in `replay.yaml` and its setting.
+        kind: `none`, no correction is needed; `fix`, remove the cause first, and use `name` until then; `remedy`, use
+            `name`; `beyond`, no remedy keeps enough of the sample.
+        words: what to do.
+        name, threshold: the remedy's key in `replay.yaml` and its setting; None: no remedy.
+        gives: what the remedy keeps and leaves of this log, or why there is none; empty where none was asked for.
+        finding: the page of the documentation that the advice follows.
     """
 
-    kind: Literal["none", "fix", "remedy", "beyond"]
+    kind: Kind
     words: str
     name: str | None = None
     threshold: float = math.nan
+    gives: str = ""
+    finding: str = ""
 
 
-def mistakes(causes: Sequence[Cause]) -> tuple[Cause, ...]:
-    """The probable causes that are mistakes: all but NOISE and TAIL."""
-    return tuple(one for one in causes if one.sure >= SURE and one.name not in {*NOISE, TAIL})
+@dataclass(frozen=True, slots=True)
+class _Log:
+    """What the facts are about."""
+
+    measured: Measured
+    replayed: bool
+    wrong: Fault | None
+    focus: Place | None
+    grows: bool
 
 
-def advise(measured: Measured, causes: Sequence[Cause], remedies: Sequence[Replayed]) -> Advice:
-    """The advice. The rule, in its order, with its reasons:
+FACTS: dict[str, Callable[[_Log], bool]] = {
+    "no_tokens": lambda log: not log.measured.tokens,
+    "trainer_disagrees_with_itself": lambda log: disagrees_with_itself(log.measured.signals),
+    "nothing_replayed": lambda log: not log.replayed,
+    "grows": lambda log: log.grows,
+    "log_is_wrong": lambda log: log.wrong is not None,
+    "tokens_of_responses": lambda log: log.focus is not None and not log.focus.whole,
+}
+"""What a rule's `if` may ask."""
 
-    1. A probable cause other than NOISE and TAIL is a mistake, and fixed first: weights would hide it, not remove it.
-    2. Up to NO_HARM no correction: weights add variance, and no harm was detected at such a size.
-    3. A trainer that differs from itself as much as from the sampler is mended first: weights are made of its numbers.
-    4. Random tokens from the tail: DVP at the least ρ whose kept tokens have at most CLEANED of the mean k3. It gained
-       most under a floor (docs/findings/remedies.md); weights of sequences rejected the clean responses there
-       (docs/findings/mis-threshold.md).
-    5. Anything else: token TIS at C = 2. It gained most on stale samples (docs/findings/stale.md) and never needs more
-       than one token's ratio, while a response's ratio grows with its length.
-    6. If that leaves an effective sample size below HEALTHY_ESS, no weight repairs the sample.
-    """
-    if not measured.tokens:
-        return Advice("fix", "No token has sound log-probs of both sides: log them first.")
-    if mistakes(causes):
-        return Advice("fix", "Fix the cause first: a correction would hide it, and not remove it.")
-    size = quantity(measured, "k3").mean
-    if size <= NO_HARM:
-        return Advice("none", f"No correction is needed: k3 is {size:.2g} nats, and none is advised up to {NO_HARM:g}.")
-    if disagrees_with_itself(measured.signals):
-        words = "Find first what changes the trainer's numbers, such as its packing, padding, dropout or kernels."
-        return Advice("fix", words)
-    if any(one.name == TAIL and one.sure >= SURE for one in causes):
-        cleaning = [one for one in remedies if one.name == "dvp" and one.kept_k3 <= CLEANED * size]
-        if cleaning:
-            best = min(cleaning, key=lambda one: one.threshold)
-            words = f"DVP with ρ = {best.threshold:.2g} keeps {best.kept_tokens:.1%} of the tokens, and"
-            words = f"{words} {best.kept_k3 / size:.1%} of the mean k3" + (f" ({best.note})" if best.note else "")
-            return Advice("remedy", f"{words}.", best.name, best.threshold)
-    weights = next((one for one in remedies if (one.name, one.threshold) == ("token_tis", 2.0)), None)
-    if weights is None:
-        return Advice("fix", "No token has a sound recomputed log-prob: leave this column out, or log it soundly.")
-    if weights.ess < HEALTHY_ESS:
-        words = "No weights repair this sample: even token TIS leaves an effective sample size of"
-        return Advice("beyond", f"{words} {weights.ess:.0%}. Make the sampler more precise, or its weights fresher.")
-    words = f"Token TIS with C = 2 bounds every weight and leaves an effective sample size of {weights.ess:.0%}."
-    return Advice("remedy", words, weights.name, weights.threshold)
+
+def deciding_cause(causes: Sequence[Cause]) -> Cause | None:
+    """The cause that the advice follows: the first that is as probable as not, a fixable one before the others."""
+    probable = [one for one in causes if one.sure >= SURE]
+    by_cause = [rule for rule in advice_rules().rules if rule.fact is None and rule.kind == "fix"]
+    fixed = {name for rule in by_cause for name in rule.causes or ()}
+    return next((one for one in probable if one.name in fixed), probable[0] if probable else None)
+
+
+def framework_of(measured: Measured) -> str:
+    """The framework of a log, as `replay.yaml` names it: the rows say it, or the format is its own; else empty."""
+    words = [*measured.frameworks, *measured.titles]
+    return next((name for word in words for name in catalogue().versions if word.lower().startswith(name.lower())), "")
+
+
+def advise(
+    measured: Measured,
+    causes: Sequence[Cause],
+    remedies: Sequence[Replayed],
+    faults: Sequence[Fault] = (),
+    focus: Place | None = None,
+    framework: str = "",
+) -> Advice:
+    """The advice by the first rule that holds; `framework`: whose lines are wanted, as `replay.yaml` names it."""
+    cause = deciding_cause(causes)
+    k3 = quantity(measured, "k3").mean
+    wrong = next((fault for fault in faults if fault.name in EXPLAINS), None)
+    trend = trend_of(measured)
+    grows = trend is not None and trend.grows
+    log = _Log(measured, bool(remedies), wrong, focus, grows)
+    rule = next(rule for rule in advice_rules().rules if _holds(rule, log, cause, k3))
+    words = rule.words.format(
+        do=cause_words()[cause.name].do if cause else "",
+        fault=wrong.do if wrong else "",
+        look=focus.look if focus else "",
+        k3=f"{k3:.2g}",
+    )
+    if not rule.remedies:
+        return Advice(rule.kind, words, gives=rule.beyond, finding=rule.finding)
+    chosen = _chosen(rule, remedies, k3, framework)
+    if chosen is None:
+        return Advice("fix" if rule.kind == "fix" else "beyond", words, gives=rule.beyond, finding=rule.finding)
+    return Advice(rule.kind, words, chosen.name, chosen.threshold, _gives(chosen, k3), rule.finding)
+
+
+def _holds(rule: AdviceRule, log: _Log, cause: Cause | None, k3: float) -> bool:
+    if rule.fact is not None and not FACTS[rule.fact](log):
+        return False
+    if rule.causes is not None and (cause is None or cause.name not in rule.causes):
+        return False
+    return rule.k3_upto == math.inf or k3 <= rule.k3_upto
+
+
+def _chosen(rule: AdviceRule, remedies: Iterable[Replayed], k3: float, framework: str) -> Replayed | None:
+    """The first remedy of a rule that does enough, one with lines for the framework before the others."""
+    rules = advice_rules()
+    cleaned = rules.cleaned if rule.cleaned is None else rule.cleaned
+    good = sorted(
+        (one for one in remedies if one.ess >= rules.ess and one.kept_responses >= rules.keeps),
+        key=lambda one: one.threshold,
+    )
+    found = []
+    for choice in rule.remedies:
+        most = k3 * (cleaned if choice.cleaned is None else choice.cleaned)
+        fitting = [one for one in good if _is_choice(one, choice) and (one.kept_k3 <= most or most == math.inf)]
+        found += fitting[:1]
+    with_lines = [one for one in found if framework in catalogue().remedies[one.name].lines]
+    return next(iter(with_lines or found), None)
+
+
+def _is_choice(one: Replayed, choice: Choice) -> bool:
+    return one.name == choice.name and choice.threshold in (None, one.threshold)
+
+
+def _gives(one: Replayed, k3: float) -> str:
+    """What a remedy keeps and leaves of this log."""
+    limit = f" ({one.note})" if one.note else ""
+    if one.kept_tokens == 1:
+        return f"It keeps every token, bounds the weights, and leaves an effective sample size of {one.ess:.0%}{limit}."
+    kept = f"It keeps {one.kept_tokens:.1%} of the tokens in {one.kept_responses:.0%} of the responses"
+    left = f"{one.kept_k3 / k3:.2g} of the mean k3" if k3 > 0 else "nothing of the mean k3"
+    return f"{kept}, with {left}, and an effective sample size of {one.ess:.0%}{limit}."

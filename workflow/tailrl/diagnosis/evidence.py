@@ -8,8 +8,12 @@ from tailrl.diagnosis.features import age, features, gain, ratio, source, temper
 from tailrl.diagnosis.measure import Measured
 from tailrl.diagnosis.signals import EARLY, HEAD, IMPROBABLE, LAGS, RARE
 
-SIXTEEN_BITS = 0.02
-"""Nats: the median of |Δ|/(1 − p) that 16-bit formats stayed below on all settling logs of the exam."""
+SIXTEEN_BITS = 0.025
+"""Nats: the median of |Δ|/(1 − p) that 16-bit formats stayed below on all settling logs of the exam, and in
+SmolLM2-135M (0.022)."""
+
+WORTH_A_WORD = 0.01
+"""A share, or a correlation, that is smaller is no evidence."""
 
 
 def evidence(name: str, measured: Measured) -> tuple[str, ...]:
@@ -110,13 +114,15 @@ def _truncation(measured: Measured) -> list[str]:
 def _prompt(measured: Measured) -> list[str]:
     signals = measured.signals
     sums, shape = signals.sums, features(signals)
+    certain = (
+        f"At {_share(measured, 'sure_and_not')} of the tokens the sampler is certain and the trainer gives less than"
+    )
     return [
-        f"At {_share(measured, 'sure_and_not')} of the tokens the sampler is certain and the trainer gives less than "
-        f"e^{RARE:g}.",
+        *([f"{certain} e^{RARE:g}."] if sums["sure_and_not"] else []),
         f"|Δ|/(1 − p) of a response's first token is {10 ** shape['first']:.2g} times that of its middle, of the next "
         f"{EARLY - 1} {10 ** shape['early']:.2g} times, of the last {10 ** shape['last']:.2g} times.",
         f"Mean |Δ| is {ratio(sums['size'], sums['tokens']):.2g} nats.",
-        _structure(measured),
+        *_structure(measured),
     ]
 
 
@@ -130,7 +136,7 @@ def _stale(measured: Measured) -> list[str]:
             f"{_percent(share)} of Σ Δ² is between the trainer's present log-probs and its recomputed ones, "
             "and not between the recomputed ones and the sampler's."
         )
-    if "advantage" in measured.has or "reward" in measured.has:
+    if abs(gain(signals)) >= WORTH_A_WORD:
         sentences.append(f"The correlation of a response's Σ Δ with its gain is {gain(signals):+.2f}.")
     shape = features(signals)
     sentences.append(
@@ -140,14 +146,15 @@ def _stale(measured: Measured) -> list[str]:
     return sentences
 
 
-def _structure(measured: Measured) -> str:
-    """How much of the errors has a pattern, which independent noise lacks."""
+def _structure(measured: Measured) -> list[str]:
+    """How much of the errors has a pattern, which independent noise lacks; nothing where none is worth a word."""
     shape = features(measured.signals)
-    odds, token, place = (_percent(max(0.0, shape[f"by_{name}"])) for name in ("odds", "token", "place"))
-    return (
-        f"{odds} of the variance of Δ/(1 − p) goes with the token's probability, {token} with the token itself and "
-        f"{place} with its place in the response: independent rounding has no such pattern."
-    )
+    named = {"odds": "the token's probability", "token": "the token itself", "place": "its place in the response"}
+    parts = {words: shape[f"by_{name}"] for name, words in named.items() if shape[f"by_{name}"] >= WORTH_A_WORD}
+    if not parts:
+        return []
+    several = ", ".join(f"{_percent(value)} with {words}" for words, value in parts.items())
+    return [f"Of the variance of Δ/(1 − p), {several} goes along: independent rounding has no such pattern."]
 
 
 def _noise(measured: Measured) -> list[str]:
@@ -162,7 +169,7 @@ def _noise(measured: Measured) -> list[str]:
     sentences = [
         f"|Δ|/(1 − p) has the median {10 ** shape['size']:.2g} nats, {10 ** shape['spread']:.2g} times that at 90 % "
         f"and {10 ** shape['tail']:.2g} times at 99 %. {sixteen}",
-        _structure(measured),
+        *_structure(measured),
         f"{_percent(ratio(sums['positive'], sums['squared'], 0.5))} of Σ Δ² lies above 0: noise has no side.",
         f"Certain tokens have {10 ** shape['law']:.2g} times the |Δ|/(1 − p) of rare ones.",
     ]
@@ -177,9 +184,12 @@ def _floor(measured: Measured) -> list[str]:
     low, same, near = signals.least("sampler")
     sentences = [
         f"{count(same + near, 'token')} of the sampler lie within half a nat of its least log-prob, {low:.4g}.",
-        f"At {_share(measured, 'impossible')} of the tokens the trainer gives less than e^−12, and the sampler over "
-        "seven times as much.",
     ]
+    if signals.sums["impossible"]:
+        sentences.append(
+            f"At {_share(measured, 'impossible')} of the tokens the trainer gives less than e^−12, and the sampler "
+            "over seven times as much."
+        )
     if signals.vocabulary:
         share = min(1.0, signals.vocabulary * math.exp(low))
         sentences.append(f"Among {signals.vocabulary:,} token ids this is a floor of about {_percent(share)}.")
@@ -191,7 +201,7 @@ def _unknown(measured: Measured) -> list[str]:
     return [
         f"Mean |Δ| is {ratio(sums['size'], sums['tokens']):.2g} nats, its root mean square "
         f"{math.sqrt(ratio(sums['squared'], sums['tokens'])):.2g}; no known cause fits well.",
-        _structure(measured),
+        *_structure(measured),
     ]
 
 

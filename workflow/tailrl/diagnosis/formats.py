@@ -8,18 +8,21 @@ from typing import Any
 
 import numpy as np
 import yaml
+from numpy.typing import NDArray
 
 from tailrl.artifacts.files import Record
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.diagnosis.columns import ids, last, numbers
 from tailrl.diagnosis.left_out import RowError
-from tailrl.diagnosis.log import OPTIONAL_NUMBERS, LoggedRow
+from tailrl.diagnosis.log import OPTIONAL_NUMBERS, IntArray, LoggedRow, seen_before
 from tailrl.runtime.errors import StudyError, few, one_line
 
 SIDES = ("sampler", "trainer")
 PER_TOKEN = (*SIDES, "token", *OPTIONAL_NUMBERS)
-PER_ROW = ("kept", "step", "version", "reward", "text", "prompt", "response")
+PER_ROW = ("kept", "step", "version", "reward", "text", "prompt", "response", "schema")
 ROLES = (*PER_TOKEN, "mask", *PER_ROW)  # our names of columns
+SCHEMA = 1  # the version of the plain schema that is written, and the newest one that is read
+MOST_LABELS, LONGEST_LABEL = 16, 64  # columns of one word a row, and letters of a word; a longer one is a text
 FEWEST_TO_ALIGN = 4  # tokens whose log-probs say how two columns are aligned
 
 
@@ -256,6 +259,7 @@ def row_of(row: Mapping[str, Any], known: Format, where: str, step: float = np.n
         RowError: a column is no list of numbers, or two columns differ in length.
     """
     columns = {role: row[name] for role, name in known.columns.items() if row.get(name) is not None}
+    _check_schema(columns.pop("schema", SCHEMA), where)
     if "kept" in columns and not _one(columns["kept"], known, "kept", where):
         return None
     tokens = {name: _numbers(columns[name], known, name, where) for name in (*PER_TOKEN, "mask") if name in columns}
@@ -278,9 +282,11 @@ def row_of(row: Mapping[str, Any], known: Format, where: str, step: float = np.n
             )
     if known.late:
         tokens = _aligned(tokens, known, "advantage" in tokens)
+    chosen_T = np.ones(length, bool)
     if "mask" in tokens:
         chosen_T = tokens.pop("mask") > 0
         tokens = {name: values[chosen_T] for name, values in tokens.items()}
+    seen_T, prompt = _before(None if whole_token_T is None else ids(whole_token_T), chosen_T, columns.get("prompt"))
     of_row = {
         name: _one(columns[name], known, name, where) for name in ("step", "version", "reward") if name in columns
     }
@@ -292,12 +298,65 @@ def row_of(row: Mapping[str, Any], known: Format, where: str, step: float = np.n
         trainer_T=tokens["trainer"],
         token_T=ids(tokens["token"]) if "token" in tokens else None,
         **{f"{name}_T": tokens.get(name) for name in OPTIONAL_NUMBERS},
+        seen_T=seen_T,
         step=step,
         version=of_row.get("version", np.nan),
         reward=of_row.get("reward", np.nan),
         text=str(text[0] if isinstance(text, list) and text else text) if text is not None else None,
+        prompt=prompt,
+        labels=_labels(row, known),
         digest=_digest(step, columns.get("prompt"), whole_token_T, tokens),
     )
+
+
+def _check_schema(value: Any, where: str) -> None:
+    """Raises StudyError for a version of the plain schema that is not known here."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= SCHEMA:
+        raise RowError(
+            "their schema is newer",
+            f"{where}: schema is {_shown(value)}, and this tailrl reads {SCHEMA}: a newer one may know it",
+        )
+
+
+def _before(
+    whole_T: IntArray | None, chosen_T: NDArray[np.bool_], prompt: Any
+) -> tuple[NDArray[np.bool_] | None, float]:
+    """Which chosen tokens have an id that stands before them, and the prompt's number.
+
+    `whole_T`: the row's ids, which may begin with the prompt. Without a prompt of its own the row's prompt is what
+    stands before the first chosen token.
+    """
+    name = np.nan if prompt is None else _number_of(_shown_whole(prompt).encode("utf-8", "replace"))
+    if whole_T is None or len(whole_T) < len(chosen_T) or not chosen_T.any():
+        return None, name
+    begin = len(whole_T) - len(chosen_T)
+    seen_T = seen_before(whole_T)[begin:][chosen_T]
+    length = begin + int(chosen_T.argmax())
+    return seen_T, _number_of(whole_T[:length].tobytes()) if length and prompt is None else name
+
+
+def _number_of(content: bytes) -> float:
+    """A number that is the same for equal contents: 52 bits, exact in float64."""
+    return float(int.from_bytes(hashlib.blake2b(content, digest_size=7).digest(), "big") >> 4)
+
+
+def _shown_whole(value: Any) -> str:
+    try:
+        return str(value.tolist() if hasattr(value, "tolist") else value)
+    except Exception:  # an object of another library
+        return type(value).__name__
+
+
+def _labels(given: Mapping[str, Any], known: Format) -> dict[str, str]:
+    """The other columns with one word or whole number a row, such as the data source."""
+    taken = set(known.columns.values())
+    labels: dict[str, str] = {}
+    for name, value in given.items():
+        if name in taken or not isinstance(value, str | int) or len(labels) >= MOST_LABELS:
+            continue
+        if len(word := str(value) if isinstance(value, str) or abs(value) < 2**53 else "") <= LONGEST_LABEL and word:
+            labels[str(name)[:LONGEST_LABEL]] = word
+    return labels
 
 
 def _digest(step: float, prompt: Any, whole_token_T: FloatArray | None, tokens: Mapping[str, FloatArray]) -> bytes:

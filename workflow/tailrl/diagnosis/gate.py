@@ -2,19 +2,22 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from tailrl.analysis.format import short
+from tailrl.diagnosis.exact_checks import Fault
 from tailrl.diagnosis.measure import TOKEN, Measured
 from tailrl.diagnosis.metrics import OTHERS, frameworks, quantity
-from tailrl.runtime.errors import StudyError, few
+from tailrl.runtime.errors import StudyError, one_line
 from tailrl.stats.intervals import Interval
 
 WITHIN, BEYOND, CANNOT_TELL = 0, 1, 2  # exit codes
+WORDS: dict[int, Literal["within", "beyond", "cannot tell"]] = {0: "within", 1: "beyond", 2: "cannot tell"}
 SHORT_NAMES = {"ess": "ess_token", "kl": "k1", "abs_diff": "abs_logp"}
 MORE_IS_BETTER = ("ess_token", "ess_truncated", "ess_seq", "pearson")
 EXTREMES = ("abs_logp_max", "abs_prob_max", "ratio_max", "ratio_min")
+HIDING = ("copy", "constant", "negative", "padding")  # faults of a log that make numbers too small, or none
 Side = Literal["max", "min"]
 
 
@@ -58,10 +61,10 @@ def _read_limit(side: Side, text: str) -> Limit:
         raise StudyError(f"--{side} {text}: write it as NAME=NUMBER, such as k3=1e-3")
     of = _quantity_of(name)
     if of is None:
-        known = [*SHORT_NAMES, *TOKEN, *OTHERS, *EXTREMES]
+        known = ", ".join(sorted({*SHORT_NAMES, *TOKEN, *OTHERS, *EXTREMES}))
         raise StudyError(
-            f"--{side} {text}: no number is called {name}; known are {few(known)}, and the metrics of the frameworks "
-            "by their own names"
+            f"--{side} {text}: no number is called {one_line(name)}; known are {known}, and the metrics of the "
+            "frameworks by their own names, such as rollout_corr/k3_kl"
         )
     if side == "max" and of in MORE_IS_BETTER:
         raise StudyError(f"--max {text}: of {name} more is better; give --min {text}")
@@ -76,20 +79,33 @@ def _quantity_of(name: str) -> str | None:
     return next((metrics[name].of for metrics in frameworks().values() if name in metrics), None)
 
 
-def judge(measured: Measured, limits: Iterable[Limit]) -> list[Judgement]:
+def judge(measured: Measured, limits: Iterable[Limit], faults: Iterable[Fault] = ()) -> list[Judgement]:
     """A judgement on each limit.
 
     A number with an interval is within its limit where the whole interval is, beyond where the whole interval is, and
-    otherwise it cannot be told: more responses would say. An extreme has no interval; the number itself decides.
+    otherwise it cannot be told: more responses would say. An extreme and an effective sample size have no interval; the
+    number itself decides. One response says nothing of others. A log whose numbers are too small by a fault is never
+    within a limit.
     """
-    return [_judge(limit, quantity(measured, limit.of)) for limit in limits]
+    hiding = [fault for fault in faults if fault.name in HIDING]
+    found = [judge_number(limit, quantity(measured, limit.of)) for limit in limits]
+    if not hiding:
+        return found
+    words = f"cannot be told. {hiding[0].says}"
+    return [
+        replace(one, code=CANNOT_TELL, words=f"{one.limit.name} {words}") if one.code == WITHIN else one
+        for one in found
+    ]
 
 
-def _judge(limit: Limit, value: Interval) -> Judgement:
+def judge_number(limit: Limit, value: Interval) -> Judgement:
+    """The judgement on one number."""
     number = short(value.mean)
     of = f"{limit.name} is {number}"
     if math.isnan(value.mean):
         return Judgement(limit, value, CANNOT_TELL, f"{limit.name} cannot be told from this log.")
+    if value.n < 2 and limit.of not in EXTREMES:
+        return Judgement(limit, value, CANNOT_TELL, f"{of}, of one value alone, which says nothing of others.")
     low, high = (value.mean, value.mean) if math.isnan(value.low) else (value.low, value.high)
     if not math.isnan(value.low):
         of = f"{of} [{short(low)}, {short(high)}]"

@@ -1,7 +1,7 @@
 """A part of a log: sampled tokens with both sides' log-probs, packed sequence after sequence."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -32,9 +32,12 @@ class LoggedRow:
         trainer_top_T, sampler_top_T: nats, the largest log-prob of each side's distribution at the token's position.
         rank_T: the sampled token's place in the trainer's distribution; 0: the most probable.
         trainer_set_T, sampler_set_T: the number of tokens in each side's safe set at the token's position.
+        seen_T: bool, whether the token's id stands earlier in the prompt or in the response; None: not known.
         step, version, reward: of the sequence; NaN: not logged. `version` is that of the sampler's weights.
+        prompt: a number that is the same for equal prompts; NaN: not logged.
         text: the response.
         digest: tells a response from any other, for those that several files have.
+        labels: other columns with one word or whole number a row, such as the data source.
     """
 
     where: str
@@ -49,11 +52,14 @@ class LoggedRow:
     rank_T: FloatArray | None = None
     trainer_set_T: FloatArray | None = None
     sampler_set_T: FloatArray | None = None
+    seen_T: NDArray[np.bool_] | None = None
     step: float = np.nan
     version: float = np.nan
     reward: float = np.nan
+    prompt: float = np.nan
     text: str | None = None
     digest: bytes = b""
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +73,9 @@ class Log:
         token_T: int64; −1: not logged.
         recomputed_T, advantage_T, again_T, trainer_top_T, sampler_top_T, rank_T, trainer_set_T, sampler_set_T: float64,
             as in LoggedRow; NaN: not logged.
-        step_S, version_S, reward_S: float64; NaN: not logged.
-        text_S: None: not logged.
+        seen_T: float64, 1 where the token's id stands earlier in the prompt or the response; NaN: not known.
+        step_S, version_S, reward_S, prompt_S: float64, as in LoggedRow; NaN: not logged.
+        text_S: None: not logged. labels_S: as in LoggedRow.
     """
 
     start_S: IntArray
@@ -85,10 +92,13 @@ class Log:
     rank_T: FloatArray
     trainer_set_T: FloatArray
     sampler_set_T: FloatArray
+    seen_T: FloatArray
     step_S: FloatArray
     version_S: FloatArray
     reward_S: FloatArray
+    prompt_S: FloatArray
     text_S: tuple[str | None, ...]
+    labels_S: tuple[Mapping[str, str], ...]
 
     def has(self) -> frozenset[str]:
         """The optional columns that at least one token or sequence has."""
@@ -102,8 +112,19 @@ class Log:
         return frozenset(found)
 
 
+def seen_before(token_T: IntArray) -> NDArray[np.bool_]:
+    """Whether each id stands earlier in the row."""
+    _, first_U, place_T = np.unique(token_T, return_index=True, return_inverse=True)
+    found: NDArray[np.bool_] = first_U[place_T] < np.arange(len(token_T))
+    return found
+
+
 def pack(rows: Sequence[LoggedRow]) -> Log:
-    """The rows as one log, in their order."""
+    """The rows as one log, in their order. Where a row does not say which tokens were seen, its own ids do."""
+    rows = [
+        row if row.seen_T is not None or row.token_T is None else replace(row, seen_T=seen_before(row.token_T))
+        for row in rows
+    ]
     lengths_S = np.array([len(row.sampler_T) for row in rows], np.int64)
     start_S = np.concatenate([[0], np.cumsum(lengths_S)[:-1]]).astype(np.int64)
 
@@ -124,8 +145,11 @@ def pack(rows: Sequence[LoggedRow]) -> Log:
         trainer_T=tokens("trainer_T", np.nan, np.float64),
         token_T=tokens("token_T", -1, np.int64),
         **{f"{name}_T": tokens(f"{name}_T", np.nan, np.float64) for name in OPTIONAL_NUMBERS},
+        seen_T=tokens("seen_T", np.nan, np.float64),
         step_S=each("step"),
         version_S=each("version"),
         reward_S=each("reward"),
+        prompt_S=each("prompt"),
         text_S=tuple(row.text for row in rows),
+        labels_S=tuple(row.labels for row in rows),
     )

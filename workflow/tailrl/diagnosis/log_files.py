@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tailrl.diagnosis.formats import PER_TOKEN, formats
+from tailrl.diagnosis.formats import PER_TOKEN, SCHEMA, formats
 from tailrl.diagnosis.log import LoggedRow
 from tailrl.runtime.errors import StudyError, writing
 
@@ -43,4 +43,5 @@ def _plain(row: LoggedRow) -> dict[str, Any]:
     numbers = {names[name]: getattr(row, name) for name in ("step", "version", "reward")}
     found = {name: values.tolist() for name, values in lists.items() if values is not None}
     found |= {name: value for name, value in numbers.items() if not np.isnan(value)}
+    found |= {names["schema"]: SCHEMA, **row.labels}
     return found if row.text is None else found | {names["text"]: row.text}

@@ -74,7 +74,7 @@ class Measured:
     """What was measured of the logs read so far.
 
     Attributes:
-        titles: the formats, with their numbers of sequences.
+        titles: the formats, with their numbers of sequences. frameworks: those that the rows name themselves.
         odd: numbers of tokens that were left out, by reason.
         has: the optional columns that were found.
         sums_S: for each statistic of TOKEN its sum over each sequence's tokens; `tokens`: their number.
@@ -86,6 +86,7 @@ class Measured:
     """
 
     titles: Counter[str] = field(default_factory=Counter)
+    frameworks: Counter[str] = field(default_factory=Counter)
     odd: Counter[str] = field(default_factory=Counter)
     has: set[str] = field(default_factory=set)
     parts: dict[str, list[FloatArray]] = field(default_factory=dict)
@@ -112,13 +113,14 @@ class Measured:
         self.parts.setdefault("tokens", []).append(total(np.ones(len(train_T))))
         for name, of in TOKEN.items():
             self.parts.setdefault(name, []).append(total(of(train_T, infer_T)))
-        for name in ("step", "version", "reward"):
+        for name in ("step", "version", "reward", "prompt"):
             self.parts.setdefault(name, []).append(getattr(log, f"{name}_S"))
         self._extremes(train_T, infer_T)
         group_T = (sequence_T + self.sequences) % SEQUENCE_GROUPS
         self._bins(train_T, infer_T, group_T)
         self.signature.add(train_T, infer_T, log.position_T[sound_T], group_T)
         self.titles[title] += count
+        self.frameworks.update(labels["framework"] for labels in log.labels_S if "framework" in labels)
         self.has |= log.has()
         self.sequences += count
         if "again" in log.has():

@@ -20,12 +20,16 @@ TRL_CAP = 3.0  # TRL's default of vllm_importance_sampling_clip_max
 
 
 class Rule(Record):
-    """What a framework calls normal: at least `least`, at most `most` in size; `source` is its document."""
+    """What a framework calls normal: at least `least`, at most `most` in size; `source` is its document.
+
+    `every`: whether it is meant for every engine, and not for a deterministic one alone.
+    """
 
     least: float | None = None
     most: float | None = None
     words: str
     source: str
+    every: bool = True
 
     def holds(self, value: float) -> bool:
         """Whether a value is within the rule."""

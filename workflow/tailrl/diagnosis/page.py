@@ -1,19 +1,22 @@
 """What was found in a log, as a page: the answer first. HTML in one file without a network; Markdown for a terminal."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tailrl.analysis.format import count, short
-from tailrl.config.presets import frameworks
-from tailrl.diagnosis.advice import SURE, mistakes
-from tailrl.diagnosis.causes import cause_words, disagrees_with_itself
+from tailrl.diagnosis.advice import SURE, Advice
+from tailrl.diagnosis.causes import cause_words
 from tailrl.diagnosis.charts import charts
 from tailrl.diagnosis.diagnosis import Diagnosis
+from tailrl.diagnosis.gate import Judgement
+from tailrl.diagnosis.headline import headline
 from tailrl.diagnosis.lags import BEYOND, lag_words
 from tailrl.diagnosis.measure import Measured
 from tailrl.diagnosis.metrics import Rule, named_metrics, quantity
-from tailrl.diagnosis.replay import catalogue, configuration
+from tailrl.diagnosis.replay import Configured, catalogue, configuration
+from tailrl.diagnosis.sizes import number_name, sizes
 from tailrl.pages import TEMPLATES, scales
 from tailrl.pages.explorer import explorer_data
 from tailrl.pages.markdown import markdown_html, markdown_tokens, prose
@@ -48,8 +51,8 @@ SUMMARY = {
 }
 """The numbers that the page begins with."""
 
-NOTHING_TO_SAY = ("copy", "constant", "negative")
-"""Faults of a log after which its other numbers mean nothing."""
+SOME_FRAMEWORKS = 2
+"""The terminal shows the lines of so many where the log's framework is not known."""
 
 MOST_CARDS = 3
 """The page shows this many causes, and folds the others."""
@@ -86,15 +89,20 @@ def share(value: float) -> str:
     return f"{value:.2%}" if math.isfinite(value) else ""
 
 
-render = renderer((Path(__file__).parent / "templates", TEMPLATES), blank, count, prose, share, short)
+render = renderer((Path(__file__).parent / "templates", TEMPLATES), blank, count, number_name, prose, share, short)
 
 
-def terminal_page(diagnosis: Diagnosis, out: Path | None = None) -> str:
+def terminal_page(diagnosis: Diagnosis, out: Path | None = None, judgements: Sequence[Judgement] = ()) -> str:
     """The answer in a few lines of Markdown; `out`: where the whole page is."""
-    return render("diagnosis.md.j2", out=out or "", **_values(diagnosis))
+    return render("diagnosis.md.j2", out=out or "", judgements=judgements, **_values(diagnosis))
 
 
-def html_page(diagnosis: Diagnosis, title: str = "Diagnosis of a log", more: str = "") -> str:
+def html_page(
+    diagnosis: Diagnosis,
+    title: str = "Diagnosis of a log",
+    more: str = "",
+    judgements: Sequence[Judgement] = (),
+) -> str:
     """The whole page: verdict, causes, remedies, numbers, signature, token explorer, and what could not be said.
 
     `more` is Markdown that follows the signature, such as what whole distributions add.
@@ -103,6 +111,7 @@ def html_page(diagnosis: Diagnosis, title: str = "Diagnosis of a log", more: str
     return render(
         "diagnosis.html.j2",
         title=title,
+        judgements=judgements,
         more=markdown_html(markdown_tokens(more)),
         metrics=_metrics(measured),
         charts=charts(measured),
@@ -119,68 +128,58 @@ def html_page(diagnosis: Diagnosis, title: str = "Diagnosis of a log", more: str
     )
 
 
+def _remedy_words(advice: Advice) -> str:
+    """The advised remedy with its threshold; empty without one."""
+    if advice.name is None:
+        return ""
+    threshold = f", {'ρ' if advice.name == 'dvp' else 'C'} = {short(advice.threshold)}"
+    return catalogue().remedies[advice.name].title + (threshold if math.isfinite(advice.threshold) else "")
+
+
+def pasted(diagnosis: Diagnosis) -> tuple[Configured, ...]:
+    """The advised remedy's lines for a terminal: the framework's own, or those of some where it is not known."""
+    advice = diagnosis.advice
+    if advice.name is None:
+        return ()
+    lines = configuration(advice.name, advice.threshold, diagnosis.framework)
+    own = tuple(one for one in lines if one.framework == diagnosis.framework)
+    return own or lines[:SOME_FRAMEWORKS]
+
+
 def _values(diagnosis: Diagnosis) -> dict[str, object]:
     """What both pages say."""
     measured, advice = diagnosis.measured, diagnosis.advice
     titles = {name: remedy.title for name, remedy in catalogue().remedies.items()}
     return {
         "measured": measured,
-        "verdict": verdict(diagnosis),
+        "answer": headline(diagnosis),
         "numbers": [_summary(measured, name) for name in SUMMARY],
         "odd": {name: number for name, number in measured.odd.items() if number},
         "notes": diagnosis.notes,
         "causes": [(cause, cause_words()[cause.name]) for cause in diagnosis.causes],
+        "elsewhere": [(cause, cause_words()[cause.name]) for cause in diagnosis.elsewhere],
+        "places": diagnosis.places,
+        "focus": diagnosis.focus,
         "remedies": [(one, catalogue().remedies[one.name]) for one in diagnosis.remedies],
         "titles": titles,
         "remedy_notes": sorted({f"{titles[one.name]}: {one.note}" for one in diagnosis.remedies if one.note}),
         "advice": advice,
         "probable": SURE,
         "not_replayed": "; ".join(one.words for one in catalogue().not_replayed),
-        "configured": configuration(advice.name, advice.threshold, _framework(measured)) if advice.name else (),
+        "configured": configuration(advice.name, advice.threshold, diagnosis.framework) if advice.name else (),
+        "framework": diagnosis.framework,
+        "normal": [(row, cell(quantity(measured, row.of))) for row in sizes().normal] if measured.tokens else [],
+        "bands": sizes().bands,
+        "k3": quantity(measured, "k3").mean,
+        "meanwhile_word": "Until then" if advice.kind == "fix" else "With",
+        "pasted": pasted(diagnosis),
+        "remedy_words": _remedy_words(advice),
         "lags": diagnosis.lags,
         "depths": diagnosis.depths,
         "lag_words": lag_words(diagnosis.lags),
         "beyond": BEYOND,
         "lacking": [words for name, words in OPTIONAL_COLUMNS.items() if name not in measured.has],
     }
-
-
-def _framework(measured: Measured) -> str:
-    """The framework whose log it is, as its presets are named; empty if the format is of none of these."""
-    titles = [title.lower() for title in measured.titles]
-    return next((name for name in frameworks() if any(title.startswith(name) for title in titles)), "")
-
-
-def verdict(diagnosis: Diagnosis) -> str:
-    """The answer: what the log itself has wrong, what the mismatch is, and what to do."""
-    faults = [f"{fault.says} {fault.do}" for fault in diagnosis.faults]
-    if any(fault.name in NOTHING_TO_SAY for fault in diagnosis.faults):
-        return " ".join(faults)
-    return " ".join([*faults, _of_the_mismatch(diagnosis)])
-
-
-def _of_the_mismatch(diagnosis: Diagnosis) -> str:
-    """What the mismatch is, and what to do, in two sentences."""
-    measured = diagnosis.measured
-    if not measured.tokens:
-        return "No token of this log has log-probs of both sides. Log both, for the same tokens."
-    size = short(quantity(measured, "abs_logp").mean)
-    advice = diagnosis.advice
-    if disagrees_with_itself(measured.signals):
-        return (
-            f"The trainer disagrees with itself: its log-probs of the same tokens, computed twice, differ by "
-            f"{_floor(measured, 'abs_logp')} nats a token, and those of the sampler by {size}. So nothing can be said "
-            f"of the sampler's own share. {advice.words}"
-        )
-    if not diagnosis.causes:
-        if measured.extremes["abs_logp_max"] == 0:
-            return "Sampler and trainer agree to the last bit. No correction is needed."
-        return f"No mismatch that needs a cause: mean |Δ| is {size} nats a token. {advice.words}"
-    cause = (*mistakes(diagnosis.causes), diagnosis.causes[0])[0]
-    words = cause_words()[cause.name]
-    if cause.sure >= SURE:
-        return f"{words.verdict} {words.do if advice.kind == 'fix' else advice.words}"
-    return f"No cause is sure; the most probable one ({cause.sure:.0%}): {words.title}. {advice.words}"
 
 
 def cell(value: Interval) -> str:

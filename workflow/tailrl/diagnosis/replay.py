@@ -111,25 +111,26 @@ def _parsed(name: str) -> ReplaySettings | None:
     return None if preset.correction else Clip(**preset.clip | free)
 
 
-def configuration(name: str, threshold: float, framework: str = "") -> tuple[Configured, ...]:
+def configuration(remedy_name: str, threshold: float, framework: str = "") -> tuple[Configured, ...]:
     """What sets a remedy of `replay.yaml` at a threshold, in each framework that has it, and in a study of tailrl.
 
-    A study's lines name a preset with the same settings where there is one, of `framework` if it has one.
+    The lines of `framework` come first. A study's lines name a preset with the same settings where there is one, of
+    `framework` if it has one.
     """
-    versions, remedy = catalogue().versions, catalogue().remedies[name]
+    versions, remedy = catalogue().versions, catalogue().remedies[remedy_name]
     numbers = {"C": threshold, "low": 1 / threshold}
     numbers |= {"exp": math.exp(min(threshold, 700.0)), "exp_low": math.exp(-threshold)}
     words = {key: f"{number:.10g}" for key, number in numbers.items()}
     words |= {key: str(value) for key, value in remedy.tries.get(threshold, {}).items()}
     found = [
-        Configured(framework, versions[framework], lines.text.strip().format(**words), lines.source)
-        for framework, lines in remedy.lines.items()
+        Configured(name, versions[name], lines.text.strip().format(**words), lines.source)
+        for name, lines in sorted(remedy.lines.items(), key=lambda item: item[0] != framework)
     ]
     given = dict(remedy.settings())[threshold]
     block = type(given).__name__.lower()
     own = yaml.safe_dump({block: given.model_dump(exclude_defaults=True)}, default_flow_style=True, width=1000)
     own = own.strip()[1:-1]
-    if preset := preset_of(given, framework):
+    if preset := preset_of(given, framework.lower()):
         known = presets()[preset]
         limit = (known.clip or known.correction).get("log_ratio_limit")
         clamped = f", with log-ratios clamped to {limit:g} nats" if limit else ""

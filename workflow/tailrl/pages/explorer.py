@@ -81,6 +81,11 @@ def mean_mismatch(
     return found
 
 
+def without_text(response: Response) -> Response:
+    """The response without its text, its tokens' texts and their ids."""
+    return replace(response, text=None, texts=(), token_T=np.full(len(response.token_T), -1))
+
+
 def explorer_data(responses: Iterable[Response]) -> list[dict[str, Any]]:
     """The responses as plain data for JSON, in their order, until TOKENS_OF_A_PAGE are reached."""
     shown: list[dict[str, Any]] = []

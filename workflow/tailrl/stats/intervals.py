@@ -83,6 +83,38 @@ def ratio_interval(above_T: ArrayLike, below_T: ArrayLike, clusters_T: ArrayLike
     return _t_interval(ratio, _standard_error(residual_G) * names.size / float(below.sum()), names.size)
 
 
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """Σ above / Σ below of terms [T] that are clustered; clusters are numbers, NaN: a cluster of its own."""
+
+    above_T: NDArray[np.float64]
+    below_T: NDArray[np.float64]
+    cluster_T: NDArray[np.float64]
+
+
+def ratio_difference(first: Ratio, second: Ratio) -> Interval:
+    """The interval of the second ratio minus the first; clusters that both share are paired.
+
+    Each cluster's influence on the difference is the sum of its influences on both ratios, so what a shared cluster
+    adds to both cancels. t has (clusters - 1) degrees of freedom, n counts clusters. NaN if a ratio has no terms.
+    """
+    if not (first.below_T.sum() and second.below_T.sum()):
+        return NO_INTERVAL
+    values, influences, clusters = [], [], []
+    for ratio, sign in ((first, -1.0), (second, 1.0)):
+        below = float(ratio.below_T.sum())
+        values.append(float(ratio.above_T.sum()) / below)
+        influences.append(sign * (ratio.above_T - values[-1] * ratio.below_T) / below)
+        clusters.append(ratio.cluster_T)
+    cluster_T = np.concatenate(clusters)
+    alone_T = np.isnan(cluster_T)
+    names, place_T = np.unique(cluster_T[~alone_T], return_inverse=True)
+    shared_G = np.bincount(place_T, np.concatenate(influences)[~alone_T], minlength=names.size)
+    influence_G = np.concatenate([shared_G, np.concatenate(influences)[alone_T]])
+    error = math.sqrt(influence_G.size / (influence_G.size - 1) * float((influence_G**2).sum()))
+    return _t_interval(values[1] - values[0], error, influence_G.size)
+
+
 def share_interval(count: int, n: int) -> Interval:
     """A share of n independent trials with Wilson's interval, which holds at shares of 0 and 1 too."""
     return Interval(*_wilson(count, n), n)

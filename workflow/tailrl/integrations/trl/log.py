@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
+from tailrl.diagnosis.formats import SCHEMA
 from tailrl.integrations.trl.trainer import OLD, SAMPLER, DVPMixin
 from tailrl.runtime.errors import StudyError
 
@@ -74,6 +75,8 @@ def batch_rows(trainer: Any, batch: dict[str, Any]) -> Iterator[dict[str, Any]]:
             "advantage": batch["advantages"][i].item(),
             "step": trainer.state.global_step,
             "text": text,
+            "framework": "TRL",
+            "schema": SCHEMA,
         }
         if "tool_mask" in batch:
             row["mask"] = own("tool_mask")

@@ -1,12 +1,14 @@
 """A probe's page: that of a log's diagnosis, with what whole distributions add."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from tailrl.analysis.distributions import distance, set_overlaps, signature
 from tailrl.analysis.format import count
 from tailrl.diagnosis.diagnosis import Diagnosis, diagnose_parts
+from tailrl.diagnosis.gate import Judgement
 from tailrl.diagnosis.log import pack
 from tailrl.diagnosis.page import cell, html_page
 from tailrl.pages.explorer import with_texts
@@ -27,9 +29,9 @@ def diagnose_probe(probed: Probed) -> Diagnosis:
     return replace(found, responses=with_texts(found.responses, fast)) if fast else found
 
 
-def probe_page(probed: Probed, diagnosis: Diagnosis) -> str:
+def probe_page(probed: Probed, diagnosis: Diagnosis, judgements: Sequence[Judgement] = ()) -> str:
     """The diagnosis of a probe as a page, with what whole distributions add."""
-    return html_page(diagnosis, f"Probe of {probed.model}", whole_section(probed))
+    return html_page(diagnosis, f"Probe of {probed.model}", whole_section(probed), judgements)
 
 
 def whole_section(probed: Probed) -> str:

@@ -1,0 +1,149 @@
+"""The answer in a few sentences: bad or not and by which rule, where, why and how sure, and what to do."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tailrl.analysis.format import count, short
+from tailrl.diagnosis.advice import EXPLAINS
+from tailrl.diagnosis.causes import Cause, agrees, cause_words, disagrees_with_itself
+from tailrl.diagnosis.diagnosis import Diagnosis
+from tailrl.diagnosis.measure import Measured
+from tailrl.diagnosis.metrics import named_metrics, quantity
+from tailrl.diagnosis.sizes import LEVELS, band_of, limits
+from tailrl.diagnosis.trend import trend_of
+
+NOTHING_TO_SAY = ("copy", "constant", "negative")
+"""Faults of a log after which its other numbers mean nothing."""
+
+CERTAIN = 0.9  # how sure a cause is that is named without "probable"
+CLOSE = 0.5  # a second cause that is at least so probable beside the first is named with it
+LEAST_SURE = 0.5  # of a cause that is called probable
+MOST_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """The answer.
+
+    Attributes:
+        verdict: bad or not, the number, and the rule.
+        rules: what the frameworks' own rules say of it; empty without a number.
+        why: the causes and how sure they are, a sentence each.
+        where: where the mismatch is, a sentence each.
+        do: what to do.
+        meanwhile: what a remedy gives until then, or why none does; empty where none is needed.
+    """
+
+    verdict: str
+    rules: str
+    why: tuple[str, ...]
+    where: tuple[str, ...]
+    do: str
+    meanwhile: str
+
+
+def headline(diagnosis: Diagnosis) -> Headline:
+    """The answer of a diagnosis."""
+    measured, advice = diagnosis.measured, diagnosis.advice
+    faults = [fault for fault in diagnosis.faults if fault.name in NOTHING_TO_SAY]
+    if faults:
+        return Headline(f"Nothing can be said: {_lower(faults[0].says)}", "", (), (), faults[0].do, "")
+    if not measured.tokens:
+        words = "Nothing can be said: no token of this log has log-probs of both sides."
+        return Headline(words, "", _faults(diagnosis), (), advice.words, "")
+    do = advice.words
+    if diagnosis.faults and not _is_wrong(diagnosis):
+        do = f"{diagnosis.faults[0].do} {do}"
+    trend = trend_of(measured)
+    where = (*(place.sentence() for place in diagnosis.places), *([trend.sentence()] if trend else []))
+    return Headline(verdict(measured), rules(measured), (*_faults(diagnosis), *why(diagnosis)), where, do, advice.gives)
+
+
+def _is_wrong(diagnosis: Diagnosis) -> bool:
+    """Whether a fault of the log makes the mismatch: then its shape tells no cause."""
+    return any(fault.name in EXPLAINS for fault in diagnosis.faults)
+
+
+def _lower(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:]
+
+
+def _faults(diagnosis: Diagnosis) -> tuple[str, ...]:
+    return tuple(f"The log itself: {_lower(fault.says)}" for fault in diagnosis.faults)
+
+
+def verdict(measured: Measured) -> str:
+    """Bad or not, the number with its interval, and the rule."""
+    k3 = quantity(measured, "k3")
+    if disagrees_with_itself(measured.signals):
+        own, other = (short(quantity(one, "abs_logp").mean) for one in (measured.floor or measured, measured))
+        return (
+            f"Nothing can be said of the sampler: the trainer disagrees with itself. Its log-probs of the same tokens, "
+            f"computed twice, differ by {own} nats a token, and those of the sampler by {other}."
+        )
+    if measured.extremes["abs_logp_max"] == 0:
+        return "Not bad: sampler and trainer agree to the last bit."
+    if math.isnan(k3.mean):
+        return "Nothing can be said: k3 is no number."
+    band = band_of(k3.mean)
+    ends = f" [{short(k3.low)}, {short(k3.high)}]" if not math.isnan(k3.low) and k3.low < k3.high else ""
+    words = f"{LEVELS[band.level]}: k3 is {short(k3.mean)} nats a token{ends}, {band.title} ({limits(band)})."
+    if band_of(max(k3.low, 0.0) if ends else k3.mean).level != band.level:
+        return f"{words} A few tokens decide it: the interval begins with sizes that are better."
+    return words
+
+
+def rules(measured: Measured) -> str:
+    """What the frameworks' own rules of thumb say, in a sentence."""
+    held: dict[str, list[bool]] = {}
+    for one in named_metrics(measured):
+        if not math.isnan(one.value.mean):
+            holds = [rule.holds(one.value.mean) for rule in one.rules if rule.every]
+            held.setdefault(one.framework, []).extend(holds)
+    held = {framework: holds for framework, holds in held.items() if holds}
+    if not held:
+        return ""
+    broken = {framework: own.count(False) for framework, own in held.items() if not all(own)}
+    if not broken:
+        return f"It is within the frameworks' own rules of thumb ({', '.join(held)})."
+    some = ", ".join(f"{number} of {len(held[framework])} of {framework}" for framework, number in broken.items())
+    return f"It breaks rules of thumb of the frameworks: {some}."
+
+
+def why(diagnosis: Diagnosis) -> tuple[str, ...]:
+    """The causes, each with how sure it is; two where they are close."""
+    focus = diagnosis.focus
+    if _is_wrong(diagnosis):
+        return (f"Elsewhere: {_lower(cause_sentence(diagnosis.elsewhere))}",) if focus else ()
+    if focus is None:
+        mismatched = None if agrees(diagnosis.measured.signals) else diagnosis.measured.tokens
+        return (cause_sentence(diagnosis.causes, mismatched),)
+    there = (f"There: {_lower(cause_sentence(diagnosis.causes))}",) if focus.whole else ()
+    return *there, f"Elsewhere: {_lower(cause_sentence(diagnosis.elsewhere))}"
+
+
+def cause_sentence(causes: Sequence[Cause], mismatched: int | None = None) -> str:
+    """The most probable causes in a sentence; never a fact where another one is nearly as probable.
+
+    `mismatched`: the number of tokens with a mismatch of which no cause could be told; None: there is none.
+    """
+    if not causes:
+        few = f"No cause can be told from {count(mismatched, 'token')}." if mismatched else ""
+        return few or "No mismatch that needs a cause."
+    first, *others = causes[:MOST_NAMED]
+    close = [one for one in others if one.sure >= CLOSE * first.sure]
+    if close:
+        fitting = " or ".join(_named(one) for one in (first, *close))
+        return f"{'Two' if len(close) == 1 else 'Three'} causes fit: {fitting}."
+    if first.name == "unknown":
+        return f"No known cause fits ({first.sure:.0%} sure)."
+    if first.sure >= CERTAIN:
+        return f"Cause, {first.sure:.0%} sure: {cause_words()[first.name].title}."
+    if first.sure >= LEAST_SURE:
+        return f"Probable cause, {first.sure:.0%} sure: {cause_words()[first.name].title}."
+    return f"No cause is sure; the most probable one: {_named(first)}."
+
+
+def _named(cause: Cause) -> str:
+    return f"{cause_words()[cause.name].title} ({cause.sure:.0%})"

@@ -1,0 +1,78 @@
+"""What a size of the mismatch means, and values that others published: `sizes.yaml`."""
+
+import math
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+import yaml
+
+from tailrl.analysis.format import short
+from tailrl.artifacts.files import Record
+
+LEVELS = {"fine": "Not bad", "coarse": "Bad, unless weights or caches have few bits", "bad": "Bad"}
+"""How bad a band is, in words that begin a sentence."""
+
+NAMES = {
+    "k1": "k1, nats",
+    "k3": "k3, nats",
+    "abs_logp": "mean |Δ|, nats",
+    "abs_prob": "mean difference of the probabilities",
+}
+"""The numbers of published values, in words."""
+
+
+class Band(Record, allow_inf_nan=True):
+    """A range of sizes: those `below` this k3 in nats a token, and not below the band before."""
+
+    below: float
+    level: Literal["fine", "coarse", "bad"]
+    title: str
+    has: str
+    seen: str
+    do: str
+
+
+class Normal(Record):
+    """A published value; `of`: our name of the quantity; `healthy`: false where its source calls it too large."""
+
+    model: str
+    engines: str
+    format: str
+    of: str
+    value: str
+    source: str
+    healthy: bool = True
+
+
+class Sizes(Record):
+    """`sizes.yaml`."""
+
+    bands: list[Band]
+    normal: list[Normal]
+
+
+@cache
+def sizes() -> Sizes:
+    """The table of sizes."""
+    text = Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
+    return Sizes.model_validate(yaml.safe_load(text))
+
+
+def band_of(k3: float) -> Band:
+    """The band of a k3, nats a token; raises StopIteration for NaN."""
+    return next(band for band in sizes().bands if k3 < band.below or (band.below == math.inf and not math.isnan(k3)))
+
+
+def limits(band: Band) -> str:
+    """The ends of a band in words, such as "0.002 to 0.03"."""
+    place = sizes().bands.index(band)
+    low = sizes().bands[place - 1].below if place else 0.0
+    if band.below == math.inf:
+        return f"from {short(low)} on"
+    return f"below {short(band.below)}" if band.level == "fine" else f"{short(low)} to {short(band.below)}"
+
+
+def number_name(of: str) -> str:
+    """A quantity of a published value, in words."""
+    return NAMES[of]
