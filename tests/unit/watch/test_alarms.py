@@ -94,7 +94,8 @@ def test_a_fault_is_told_at_its_first_step(changes: dict[str, object], name: str
 @pytest.mark.parametrize(
     "changes",
     [
-        {"level": 0.04},
+        {"level": 0.03},
+        {"level": 0.06, "level_tokens": 20},
         {"tail": 8.0},
         {"confident": 2.0},
         {"ess": 0.8},
@@ -113,9 +114,18 @@ def test_what_chance_or_a_schedule_may_do_is_no_alarm(changes: dict[str, object]
 def test_a_level_that_is_noisy_needs_a_larger_jump():
     random = np.random.default_rng(1)
     noisy = [Step(n, mean_abs=0.01 * float(np.exp(random.normal(0, 0.6)))) for n in range(30)]
-    assert not any(raised([*noisy, Step(30, mean_abs=0.06)]))
+    assert not any(raised([*noisy, Step(30, mean_abs=0.1)]))
     steady = [Step(n, mean_abs=0.01) for n in range(30)]
-    assert raised([*steady, Step(30, mean_abs=0.06)])[-1] == ["floor_jump"]
+    assert raised([*steady, Step(30, mean_abs=0.1)])[-1] == ["floor_jump"]
+
+
+def test_two_steps_of_a_smaller_jump_are_one():
+    """Each of both is within what single steps may do."""
+    levels = [0.02 * (1.15 if n % 2 else 1 / 1.15) for n in range(20)]
+    steps = [Step(n, level=level) for n, level in enumerate(levels)]
+    one, both = [*steps, Step(20, level=0.045)], [*steps, Step(20, level=0.045), Step(21, level=0.045)]
+    assert raised(one)[-1] == []
+    assert raised(both)[-1] == ["floor_jump"]
 
 
 def test_a_jump_stays_an_alarm_while_it_lasts():

@@ -62,7 +62,7 @@ def test_sums_and_counts(parts: int):
     confident = ((p >= 0.5) & (q < p * math.exp(-2))) | ((q >= 0.5) & (p < q * math.exp(-2)))
     assert step.confident == confident.sum() > 0
     rest_T = 1 - np.exp((trainer_T + sampler_T) / 2)
-    scaled_T = np.sort((np.abs(delta_T) / rest_T)[rest_T > 0.01])
+    scaled_T = np.sort((np.abs(delta_T) / rest_T)[rest_T > 0.001])
     assert step.level == pytest.approx(scaled_T[math.ceil(len(scaled_T) / 2) - 1], rel=0.006)
 
 

@@ -30,7 +30,8 @@ class Step:
         number: of the step.
         tokens, responses: how many have log-probs of both sides.
         lag: the least lag of its responses. `level`, `tail` and `confident` are of the `floor_tokens` at that lag.
-        level: the median of |ℓ| / (1 − p), nats, which does not depend on how sure the policy is.
+        level: the median of |ℓ| / (1 − p), nats, of `level_tokens` that are not sure: how sure the policy is does not
+            change it.
         mean_abs, k3: means of |ℓ| and of e^ℓ − 1 − ℓ, nats, ℓ = log π_train − log π_infer of a sampled token.
         tail: tokens with |ℓ| above 1 nat. confident: those with at least 50 % on one side, 2 nats lower on the other.
         unsound: the share of tokens without two log-probs: NaN, infinite or above 0.
@@ -55,6 +56,7 @@ class Step:
     lag: float = math.nan
     floor_tokens: float = math.nan
     level: float = math.nan
+    level_tokens: float = math.nan
     mean_abs: float = math.nan
     k3: float = math.nan
     tail: float = math.nan
@@ -104,18 +106,23 @@ Limits = Mapping[str, float]
 
 
 def floor_jump(step: Step, past: Past, limits: Limits) -> Found:
-    """The typical mismatch is far above its own recent level, and above its noise."""
+    """The typical mismatch is far above its own recent level and its noise: at this step, or less at the last two."""
     name = _size_name(step)
     values = _series(step, past, name)[-int(limits["window"]) :]
-    now = getattr(step, name, math.nan) if name else math.nan
-    if len(values) < limits["fewest"] or not now > 0:
+    if len(values) < limits["fewest"]:
         return None
-    level, noise = _level(values)
-    power = 2.0 if name == "k3" else 1.0
-    rise = math.log(now) - level
-    if rise <= max(power * math.log(limits["factor"]), limits["noises"] * noise):
-        return None
-    return {"now": f"{now:.3g}", "factor": f"{math.exp(rise):.3g}", "past": len(values)}
+    now, which = math.log(getattr(step, name)), "" if name == "level" else "metric_"
+    factor = limits[f"{which}factor"] ** (2.0 if name == "k3" else 1.0)
+    sampling = MEDIAN_NOISE / math.sqrt(step.level_tokens) if name == "level" and step.level_tokens > 0 else 0.0
+    for last, earlier in (([now], values), ([now, math.log(values[-1])], values[:-1])):
+        if len(earlier) < limits["fewest"]:
+            continue
+        level, noise = _level(earlier)
+        rises = [one - level for one in last]
+        least = limits[f"{which}noises"] * max(noise, sampling) / math.sqrt(len(last))
+        if min(rises) > math.log(factor) and float(np.mean(rises)) > least:
+            return {"now": f"{math.exp(now):.3g}", "factor": f"{math.exp(rises[0]):.3g}", "past": len(earlier)}
+    return None
 
 
 def floor_tail(step: Step, past: Past, limits: Limits) -> Found:
@@ -263,6 +270,10 @@ OF_SIZE = ("floor_jump", "floor_tail", "confident_disagreement", "ess_collapse")
 
 
 # --- what they are made of -----------------------------------------------------------------------------
+
+
+MEDIAN_NOISE = 3.0
+"""The standard deviation of the logarithm of a median of n such sizes, times √n."""
 
 
 def _size_name(step: Step) -> str:

@@ -15,7 +15,7 @@ from tailrl.watch.alarms import Step
 SURE, GAP = math.log(0.5), 2.0
 """Nats: a confident disagreement is a token above SURE on one side and lower by more than GAP on the other."""
 
-LEAST_REST = 0.01
+LEAST_REST = 1e-3
 """1 − p of tokens that the level is of: surer ones differ by rounding of the log-probs themselves."""
 
 FEWEST_UNSURE = 20
@@ -186,6 +186,7 @@ class TokenTable:
             lag=float(row) if row >= 0 else math.nan,
             floor_tokens=floor.sizes.tokens,
             level=scaled.quantile(0.5) if scaled.tokens >= FEWEST_UNSURE else math.nan,
+            level_tokens=scaled.tokens,
             mean_abs=every.size / tokens if tokens else math.nan,
             k3=self.k3 / tokens if tokens else math.nan,
             tail=float(floor.sizes.beyond[1]),
