@@ -4,6 +4,7 @@ import gzip
 import json
 import math
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -220,11 +221,22 @@ def test_a_run_that_was_started_again_is_judged_anew(tmp_path: Path, capsys: pyt
     log.write_bytes(lines(*range(8)))
     following = Watch(tmp_path)
     first = [one.step.number for one in following.look()]
-    append(log, lines(3, 4, 5))
+    append(log, lines(3, 4, 5, count=5))
     again = [one.step.number for one in following.look(whole=True)]
     assert first[:6] == [0, 1, 2, 3, 4, 5]
     assert again[-3:] == [3, 4, 5]
     assert "the log goes back to step 3" in capsys.readouterr().err
+
+
+def test_a_copy_that_appears_at_the_end_is_no_restart(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    log = tmp_path / "tokens.jsonl"
+    log.write_bytes(lines(*range(8)))
+    following = Watch(tmp_path)
+    first = judged(following)
+    (tmp_path / "finished").mkdir()
+    shutil.copy(log, tmp_path / "finished" / "tokens.jsonl")
+    assert sorted([*first, *judged(following, whole=True)]) == list(range(8))
+    assert "goes back" not in capsys.readouterr().err
 
 
 def test_rows_that_come_late_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -320,6 +332,18 @@ def test_it_ends_when_nothing_new_comes(tmp_path: Path):
     assert watch(tmp_path / "tokens.jsonl", seconds=0.01, idle=0.05, show=shown.append) == QUIET
     (tmp_path / "empty").mkdir()
     assert watch(tmp_path / "empty", seconds=0.01, idle=0.02, show=shown.append) == NOTHING
+
+
+def test_ctrl_c_judges_what_is_left(tmp_path: Path):
+    shown: list[str] = []
+    (tmp_path / "tokens.jsonl").write_bytes(lines(*range(5)))
+
+    def show(line: str) -> None:
+        shown.append(line)
+        signal.raise_signal(signal.SIGINT)
+
+    assert watch(tmp_path, as_json=True, show=show, seconds=60) == QUIET
+    assert [json.loads(line)["step"] for line in shown] == list(range(5))
 
 
 def test_nothing_to_watch_is_one_sentence(tmp_path: Path):
