@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+import os
 import shutil
 import signal
 import subprocess
@@ -377,3 +378,18 @@ def test_hostile_numbers_are_no_traceback(tmp_path: Path):
     shutil.copy(tmp_path / "tokens.jsonl", tmp_path / "metrics.csv")
     (tmp_path / "broken.jsonl").symlink_to(tmp_path / "nowhere.jsonl")
     assert set(judged(Watch(tmp_path), whole=True)) >= {0, 1, 2}
+
+
+def test_a_folder_that_is_removed_meanwhile_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As a training removes its checkpoints."""
+    (tmp_path / "tokens.jsonl").write_bytes(lines(0))
+    (tmp_path / "checkpoints" / "old").mkdir(parents=True)
+    scan = os.scandir
+
+    def vanishing(path: str) -> Any:
+        if str(path).endswith("old"):
+            raise FileNotFoundError(2, "No such file or directory", path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", vanishing)
+    assert list(judged(Watch(tmp_path), whole=True)) == [0]
