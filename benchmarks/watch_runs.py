@@ -118,7 +118,7 @@ def train(case: Case, folder: Path) -> None:
     if (out / "run.json").exists():
         return
     run, base = run_of(case), folder / "base"
-    if not (base / "policy" / "manifest.json").exists():
+    if not (base / "policy" / "config.json").exists():
         make_base(run, base)
     out.mkdir(parents=True, exist_ok=True)
     with faulty_loop(Now(case), out / "tokens.jsonl"):

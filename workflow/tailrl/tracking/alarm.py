@@ -1,12 +1,30 @@
-"""When a metric of a run raises an alarm: one definition, for the report on early warnings and for `stop_when`."""
+"""Alarms on a run's metrics.
+
+`alarm_step` compares a metric with the run's own start: for the report on early warnings and for `stop_when`.
+`RunAlarms` has those of `tailrl watch`, which are told while a run goes on and change nothing in it.
+"""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tailrl.tracking.metrics import METRICS, SKEW_NEGATIVE, SKEW_POSITIVE
+from tailrl.tracking.metrics import (
+    CLIPPED,
+    CORR_UNMASKED,
+    CORR_VERL,
+    K3_UNMASKED,
+    LEARNING_RATE,
+    METRICS,
+    REWARD,
+    SKEW_NEGATIVE,
+    SKEW_POSITIVE,
+    STEP,
+    in_group,
+)
+from tailrl.watch.alarms import Alarm, Alarms, Step
 
 START, FEWEST = 0.1, 5
 """A run's own level is the mean over this share of its first steps, and over at least so many steps."""
@@ -60,3 +78,36 @@ def alarm_step(values_N: Sequence[float] | ArrayLike, factor: float, start: int)
         mean_M = (totals[end_M] - totals[first_M]) / count_M
     beyond_M = (mean_M > limit) if factor > 1 else (mean_M < limit)
     return int(end_M[np.argmax(beyond_M)]) - 1 if beyond_M.any() else None
+
+
+OF_STEP = {
+    "mean_abs": in_group(CORR_UNMASKED, "delta_abs_mean"),
+    "k3": K3_UNMASKED,
+    "ess": in_group(CORR_VERL, "rollout_is_eff_sample_size"),
+    "learning_rate": LEARNING_RATE,
+    "reward": REWARD,
+    "clip": CLIPPED,
+}
+"""The metric that is each number of a step."""
+
+
+class RunAlarms:
+    """The alarms of `tailrl watch` on a run's own metrics; each is told once a run."""
+
+    def __init__(self, settings: Mapping[str, Any], steps: Iterable[Mapping[str, float | None]] = ()) -> None:
+        """`settings`: the run's, as run.json has them. `steps`: those that it has recorded already."""
+        self._clips = settings["clip"] is not None
+        self._lag = float(settings["disturbance"]["staleness"])
+        self._alarms = Alarms(exact=settings["sampler"]["engine"] == "exact")
+        self._told: set[str] = set()
+        for metrics in steps:
+            self.see(metrics)
+
+    def see(self, metrics: Mapping[str, float | None]) -> list[Alarm]:
+        """The alarms of the next step that were not told before."""
+        numbers = {name: metrics.get(key) for name, key in OF_STEP.items() if name != "clip" or self._clips}
+        known = {name: float(value) for name, value in numbers.items() if value is not None}
+        raised = self._alarms.step(Step(number=float(metrics[STEP] or 0.0), lag=self._lag, **known))  # type: ignore[arg-type]
+        new = [alarm for alarm in raised if alarm.name not in self._told]
+        self._told |= {alarm.name for alarm in new}
+        return new

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tailrl.artifacts.metrics import metrics_line
 from tailrl.config.jobs import Run
 from tailrl.runtime.errors import StudyError, reason, say, writing
+from tailrl.tracking.alarm import RunAlarms
 from tailrl.tracking.metrics import GRADIENT_NORM, K3_MASKED, REWARD, STEP, STEP_SECONDS
 from tailrl.tracking.wandb_mirror import FINISH_SECONDS
 
@@ -23,7 +24,7 @@ SHOWN = {REWARD: "reward", K3_MASKED: "k3", GRADIENT_NORM: "grad", STEP_SECONDS:
 
 
 class Tracker:
-    """Takes one mapping of metrics a step: a line in a file, a point in W&B, progress on the terminal."""
+    """Takes one mapping of metrics a step: a line in a file, a point in W&B, progress and alarms on the terminal."""
 
     def __init__(
         self, run: Run, seed: int, out: Path, wandb_folder: Path, earlier: Sequence[Mapping[str, float]] = ()
@@ -42,7 +43,9 @@ class Tracker:
             self.file = metrics.open("w", encoding="utf-8", buffering=1)
             for step in earlier:
                 self.file.write(metrics_line(step))
-        record = {"study": run.study, "arm": run.arm, "seed": seed, "settings": run.model_dump(mode="json")}
+        settings = run.model_dump(mode="json")
+        record = {"study": run.study, "arm": run.arm, "seed": seed, "settings": settings}
+        self.alarms = RunAlarms(settings, earlier)
         self.mirror = Mirror({"record": record, "metrics": str(metrics), "folder": str(wandb_folder)})
         self.name = f"{run.arm} seed {seed}"
         self.steps = run.training.steps
@@ -70,6 +73,8 @@ class Tracker:
             self.progress.update(self.bar, advance=1, shown=shown)
         else:
             print(f"{self.name}  step {metrics[STEP] + 1:.0f}/{self.steps}  {shown}", file=sys.stderr, flush=True)
+        for alarm in self.alarms.see(metrics):
+            say(f"{self.name}: alarm {alarm.name} at step {alarm.step:.0f}: {alarm.says}. {alarm.do}")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -28,6 +28,7 @@ from tailrl.artifacts.metrics import follow_metrics, read_steps
 from tailrl.artifacts.records import RunRecord, finished_jobs, read_record
 from tailrl.runtime.errors import StudyError, reason, say
 from tailrl.runtime.seeding import derive_seed
+from tailrl.tracking.alarm import RunAlarms
 from tailrl.tracking.metrics import STEP
 
 FINISH_SECONDS = 60
@@ -115,8 +116,13 @@ def mirror_run(
             shutil.rmtree(earlier, ignore_errors=True)
     run = _start(record, first, folder, mode)
     known, sent = run.starting_step, 0
+    alarms = RunAlarms(record["settings"])
     for number, point in enumerate(chain([first], points)):
+        raised = alarms.see(point)
         if number >= known:
+            for alarm in raised:
+                run.alert(title=f"{alarm.name} at step {number}", text=f"{alarm.says}. {alarm.do}", level="WARN")
+                run.summary[f"alarms/{alarm.name}"] = number
             run.log({key: math.nan if value is None else value for key, value in point.items()}, step=number)
             sent += 1
     run.summary.update(summary or {})

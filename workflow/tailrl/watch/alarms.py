@@ -30,9 +30,11 @@ class Step:
         number: of the step.
         tokens, responses: how many have log-probs of both sides.
         lag: the least lag of its responses. `level`, `tail` and `confident` are of the `floor_tokens` at that lag.
-        level: the median of |ℓ| / (1 − p), nats, which does not depend on how sure the policy is.
+        level: the median of |ℓ| / (1 − p), nats, of `level_tokens` that are not sure: how sure the policy is does not
+            change it.
         mean_abs, k3: means of |ℓ| and of e^ℓ − 1 − ℓ, nats, ℓ = log π_train − log π_infer of a sampled token.
         tail: tokens with |ℓ| above 1 nat. confident: those with at least 50 % on one side, 2 nats lower on the other.
+        unsound: the share of tokens without two log-probs: NaN, infinite or above 0.
         outside: the share of tokens with ratios outside 0.8 to 1.2.
         ess: effective sample size of tokens' ratios, a fraction.
         unsure, equal: tokens with log-probs below −0.001 on both sides, and those of them with equal ones.
@@ -54,10 +56,12 @@ class Step:
     lag: float = math.nan
     floor_tokens: float = math.nan
     level: float = math.nan
+    level_tokens: float = math.nan
     mean_abs: float = math.nan
     k3: float = math.nan
     tail: float = math.nan
     confident: float = math.nan
+    unsound: float = math.nan
     outside: float = math.nan
     ess: float = math.nan
     unsure: float = math.nan
@@ -102,18 +106,23 @@ Limits = Mapping[str, float]
 
 
 def floor_jump(step: Step, past: Past, limits: Limits) -> Found:
-    """The typical mismatch is far above its own recent level, and above its noise."""
+    """The typical mismatch is far above its own recent level and its noise: at this step, or less at the last two."""
     name = _size_name(step)
     values = _series(step, past, name)[-int(limits["window"]) :]
-    now = getattr(step, name, math.nan) if name else math.nan
-    if len(values) < limits["fewest"] or not now > 0:
+    if len(values) < limits["fewest"]:
         return None
-    level, noise = _level(values)
-    power = 2.0 if name == "k3" else 1.0
-    rise = math.log(now) - level
-    if rise <= max(power * math.log(limits["factor"]), limits["noises"] * noise):
-        return None
-    return {"now": f"{now:.3g}", "factor": f"{math.exp(rise):.3g}", "past": len(values)}
+    now, which = math.log(getattr(step, name)), "" if name == "level" else "metric_"
+    factor = limits[f"{which}factor"] ** (2.0 if name == "k3" else 1.0)
+    sampling = MEDIAN_NOISE / math.sqrt(step.level_tokens) if name == "level" and step.level_tokens > 0 else 0.0
+    for last, earlier in (([now], values), ([now, math.log(values[-1])], values[:-1])):
+        if len(earlier) < limits["fewest"]:
+            continue
+        level, noise = _level(earlier)
+        rises = [one - level for one in last]
+        least = limits[f"{which}noises"] * max(noise, sampling) / math.sqrt(len(last))
+        if min(rises) > math.log(factor) and float(np.mean(rises)) > least:
+            return {"now": f"{math.exp(now):.3g}", "factor": f"{math.exp(rises[0]):.3g}", "past": len(earlier)}
+    return None
 
 
 def floor_tail(step: Step, past: Past, limits: Limits) -> Found:
@@ -149,6 +158,11 @@ def ess_collapse(step: Step, past: Past, limits: Limits) -> Found:
     if not (step.ess < limits["below"] or step.ess < limits["share"] * before):
         return None
     return {"now": f"{step.ess:.3g}", "before": f"{before:.3g}" if math.isfinite(before) else "not known before"}
+
+
+def unsound_tokens(step: Step, _past: Past, limits: Limits) -> Found:
+    """Many tokens have no log-prob on one side."""
+    return {"share": f"{step.unsound:.1%}"} if step.unsound >= limits["share"] else None
 
 
 def copied_columns(step: Step, _past: Past, limits: Limits) -> Found:
@@ -240,6 +254,7 @@ ALARMS: dict[str, Callable[[Step, Past, Limits], Found]] = {
         weights_stop,
         negative_lag,
         ess_collapse,
+        unsound_tokens,
         copied_columns,
         idle_clip,
         lost_seed,
@@ -255,6 +270,10 @@ OF_SIZE = ("floor_jump", "floor_tail", "confident_disagreement", "ess_collapse")
 
 
 # --- what they are made of -----------------------------------------------------------------------------
+
+
+MEDIAN_NOISE = 3.0
+"""The standard deviation of the logarithm of a median of n such sizes, times √n."""
 
 
 def _size_name(step: Step) -> str:
@@ -353,27 +372,38 @@ def _stays(values: Sequence[Any], words: str) -> str:
 
 
 def _growth(step: Step, past: Past, limits: Limits) -> str:
-    """The last sizes are all above the ones before, and grew: each update leads away from the engine's weights."""
+    """The last sizes are above all of those some steps before: each update leads away from the engine's weights.
+
+    At lag 0 the size is the floor, which updates do not change much. At other or unknown lags it grows with the size of
+    the updates too: it must grow by more, and the learning rate must not have risen.
+    """
     name = _size_name(step)
     values = [*_series(step, past, name), getattr(step, name)] if name else []
-    rising, before = int(limits["rising"]), int(limits["before"])
-    first, last = values[-rising - before : -rising], values[-rising:]
-    if len(first) < before:
-        return _early_growth(values, limits)
-    level, noise = _level(first)
-    power = 2.0 if name == "k3" else 1.0
-    growth = _median(np.log(last).tolist()) - level
-    apart = min(last) > max(first)
-    if apart and growth > max(power * math.log(limits["factor"]), limits["noises"] * noise):
-        steps = len(first) + len(last)
-        return f"the mismatch grew {math.exp(growth):.3g} times in {steps} steps, as it does without new weights"
+    last_steps, before = int(limits["rising"]), int(limits["before"])
+    last, earlier = values[-last_steps:], values[-int(limits["window"]) : -last_steps]
+    if len(earlier) < before:
+        return _early_growth(values, last_steps if step.lag == 0 else int(limits["unknown_rising"]), limits)
+    first = earlier[: max(before, len(earlier) // 2)]
+    steps_of_noise = np.abs(np.diff(np.log(earlier)))
+    noise = max(0.05, 1.4826 / math.sqrt(2) * float(np.median(steps_of_noise)) * (1 + 5 / len(earlier)))
+    growth = _median(np.log(last).tolist()) - _level(first)[0]
+    factor = limits["factor"] if step.lag == 0 else limits["stale_factor"]
+    least = max((2.0 if name == "k3" else 1.0) * math.log(factor), limits["noises"] * noise)
+    if min(last) > max(first) and growth > least and (step.lag == 0 or not _faster(step, past)):
+        return f"the mismatch grew {math.exp(growth):.3g} times in {len(earlier)} steps, as it does without new weights"
     return ""
 
 
-def _early_growth(values: Sequence[float], limits: Limits) -> str:
-    """The same in a run's first steps: it rose at each of them, four times in all."""
-    rising = len(values) >= limits["rising"] and all(a < b for a, b in itertools.pairwise(values))
-    if rising and values[-1] > limits["factor"] ** 4 * values[0]:
+def _faster(step: Step, past: Past) -> bool:
+    """Whether the learning rate has risen."""
+    rates = [one.learning_rate for one in past if math.isfinite(one.learning_rate)]
+    return bool(rates) and step.learning_rate > 1.2 * min(rates)
+
+
+def _early_growth(values: Sequence[float], fewest: int, limits: Limits) -> str:
+    """The same in a run's first steps: it rose at each of them. An asynchronous run may begin so, with growing lags."""
+    rising = len(values) >= fewest and all(a < b for a, b in itertools.pairwise(values))
+    if rising and values[-1] > limits["early_factor"] * values[0]:
         return f"the mismatch rose at each of the first {len(values)} steps, {values[-1] / values[0]:.3g} times in all"
     return ""
 

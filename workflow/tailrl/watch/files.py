@@ -118,7 +118,9 @@ class Folder:
         """The files that may be logs, by name; lines, which grow, before files that may hold the same once more."""
         if self.path.is_file():
             return [self.path]
-        every = [file for file in self.path.rglob("*") if _ending(file) or file.name == STATE]
+        # `os.walk` passes over folders that the training removes in between.
+        named = (Path(folder, name) for folder, _, files in os.walk(self.path) for name in files)
+        every = [file for file in named if _ending(file) or file.name == STATE]
         return sorted(filter(Path.is_file, every), key=lambda file: (_ending(file) not in LINES, file))
 
     def _tell(self, file: Path, known: Followed, words: str) -> None:

@@ -2,15 +2,18 @@
 
 import json
 import math
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tailrl.analysis.format import short
 from tailrl.runtime.errors import StudyError, say
-from tailrl.watch.alarms import Alarm, Alarms, Step, numbers_of
+from tailrl.watch.alarms import MOST_STEPS, Alarm, Alarms, Step, numbers_of
 from tailrl.watch.files import Folder, Item, Metrics, Tokens
 from tailrl.watch.table import TokenTable, reply_digests
 
@@ -45,6 +48,13 @@ class Open:
         self.held.setdefault(item.file, set()).update(replies)
         self.table.add(item.log, item.prompt_S)
 
+    def has(self, item: Item) -> bool:
+        """Whether all that the item says is known of the step."""
+        if isinstance(item, Metrics):
+            return all(self.numbers.get(name) == value for name, value in item.numbers.items())
+        known = set[int]().union(*self.held.values())
+        return set(reply_digests(item.log)) <= known
+
     def _others(self, file: Path) -> list[set[int]]:
         return [held for other, held in self.held.items() if other != file]
 
@@ -78,16 +88,18 @@ class Watch:
         self.done = -math.inf
         self.looks = 0
         self.late = 0
+        self.read: set[Path] = set()
+        self.judged: dict[float, Open] = {}
 
     def look(self, whole: bool = False) -> Iterator[Judged]:
         """Reads what is new. `whole`: all is over, so every step is whole."""
         self.looks += 1
         for item in self.folder.look(whole):
+            if item.step <= self.done and not self._again(item):
+                continue
             if item.step <= self.done:
-                if self.done - item.step < RESTART:
-                    self._late(item)
-                    continue
                 yield from self._restart(item.step)
+            self.read.add(item.file)
             self.open.setdefault(item.step, Open()).add(item, self.looks)
         newest = max(self.open, default=-math.inf)
         ready = [
@@ -97,21 +109,37 @@ class Watch:
             yield self._judge(number)
 
     def _judge(self, number: float) -> Judged:
-        step = self.open.pop(number).as_step(number)
+        self.judged[number] = self.open.pop(number)
         self.done = max(self.done, number)
+        step = self.judged[number].as_step(number)
+        while len(self.judged) > MOST_STEPS:
+            del self.judged[min(self.judged)]
         return Judged(step, tuple(self.alarms.step(step)))
 
-    def _late(self, item: Item) -> None:
+    def _again(self, item: Item) -> bool:
+        """Whether an item of a step that was judged says that the run was started again.
+
+        A copy, as of a finished run's files, does not, and neither does a row that comes late.
+        """
+        before = self.judged.get(item.step)
+        if before is None:
+            return item.file in self.read
+        if before.has(item):
+            return False
+        if self.done - item.step >= RESTART:
+            return True
         if isinstance(item, Tokens):
             if not self.late:
                 say(f"{item.file}: rows of step {item.step:g} came after it was judged, and are left out")
             self.late += len(item.log.start_S)
+        return False
 
     def _restart(self, step: float) -> Iterator[Judged]:
         for number in sorted(self.open):
             yield self._judge(number)
         say(f"the log goes back to step {step:g}: the run was started again, and the alarms begin anew")
         self.alarms, self.done = self.make(), -math.inf
+        self.judged.clear()
 
 
 def watch(
@@ -132,7 +160,7 @@ def watch(
         once: read what is there, judge every step, and end.
         as_json: a line of JSON a step in place of text.
         seconds: between two looks.
-        idle: ends where nothing new was seen for so many seconds.
+        idle: ends where nothing new was seen for so many seconds; Ctrl-C ends too.
         stop: ends at the first step with an alarm.
         exact: see `Alarms`.
         without: see `Alarms`.
@@ -143,25 +171,39 @@ def watch(
     """
     following = Watch(path, exact, without)
     steps, alarmed, raised = 0, 0, set[str]()
-    heard = time.monotonic()
-    while True:
-        over = once or time.monotonic() - heard > idle
-        for judged in following.look(over):
-            heard = time.monotonic()
-            steps += 1
-            alarmed += bool(judged.alarms)
-            for line in json_lines(judged) if as_json else text_lines(judged, raised):
-                show(line)
-            raised = {alarm.name for alarm in judged.alarms}
-            if stop and judged.alarms:
-                return ALARMED
-        if over:
-            break
-        time.sleep(seconds)
+    heard, over = time.monotonic(), once
+    with _until_interrupted() as asked:
+        while True:
+            for judged in following.look(over):
+                heard = time.monotonic()
+                steps += 1
+                alarmed += bool(judged.alarms)
+                for line in json_lines(judged) if as_json else text_lines(judged, raised):
+                    show(line)
+                raised = {alarm.name for alarm in judged.alarms}
+                if stop and judged.alarms:
+                    return ALARMED
+            if over:
+                break
+            over = asked.wait(seconds) or time.monotonic() - heard > idle
     if not steps:
         raise_if_empty(path, once)
         return NOTHING
     return ALARMED if alarmed else QUIET
+
+
+@contextmanager
+def _until_interrupted() -> Iterator[threading.Event]:
+    """An event that Ctrl-C sets, so that no look is cut off: a last one judges the steps that are left."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+    before = signal.signal(signal.SIGINT, lambda *_: asked.set())
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def raise_if_empty(path: Path, once: bool) -> None:

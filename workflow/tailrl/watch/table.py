@@ -15,7 +15,7 @@ from tailrl.watch.alarms import Step
 SURE, GAP = math.log(0.5), 2.0
 """Nats: a confident disagreement is a token above SURE on one side and lower by more than GAP on the other."""
 
-LEAST_REST = 0.01
+LEAST_REST = 1e-3
 """1 − p of tokens that the level is of: surer ones differ by rounding of the log-probs themselves."""
 
 FEWEST_UNSURE = 20
@@ -97,6 +97,7 @@ class TokenTable:
 
     Attributes:
         floors: the sums of each lag's tokens, by the row's number as in `diagnosis.lags`.
+        responses, logged: how many, and their tokens, with log-probs or without.
         k3, outside, unsure, equal: Σk3, and numbers of tokens as in `Step`.
         version: the newest one; versions: responses with one, and with a step.
         ahead, ahead_by: responses with a version after their step, and by how much at most.
@@ -107,6 +108,7 @@ class TokenTable:
 
     floors: dict[int, Floor] = field(default_factory=lambda: defaultdict(Floor))
     responses: int = 0
+    logged: int = 0
     k3: float = 0.0
     outside: int = 0
     unsure: int = 0
@@ -125,6 +127,7 @@ class TokenTable:
     def add(self, log: Log, prompt_S: IntArray | None = None) -> None:
         """Adds a part of the step's log; `prompt_S`: each response's prompt as a digest, or 0 where it is not known."""
         sound_T = sound_tokens(log)
+        self.logged += len(sound_T)
         trainer_T, sampler_T = np.minimum(log.trainer_T[sound_T], 0.0), np.minimum(log.sampler_T[sound_T], 0.0)
         lag_S = log.step_S - log.version_S
         row_T = lag_rows(lag_S)[log.sequence_T[sound_T]]
@@ -183,10 +186,12 @@ class TokenTable:
             lag=float(row) if row >= 0 else math.nan,
             floor_tokens=floor.sizes.tokens,
             level=scaled.quantile(0.5) if scaled.tokens >= FEWEST_UNSURE else math.nan,
+            level_tokens=scaled.tokens,
             mean_abs=every.size / tokens if tokens else math.nan,
             k3=self.k3 / tokens if tokens else math.nan,
             tail=float(floor.sizes.beyond[1]),
             confident=floor.confident,
+            unsound=1 - tokens / self.logged if self.logged else math.nan,
             outside=self.outside / tokens if tokens else math.nan,
             ess=every.ess,
             unsure=self.unsure,
