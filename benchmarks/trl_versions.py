@@ -18,7 +18,7 @@ from pathlib import Path
 from table import show
 
 ROOT = Path(__file__).parents[1]
-VERSIONS = ("1.10.0", "1.12.0", "1.13.0", "1.14.2", "1.15.0", "1.16.0")
+VERSIONS = ("1.10.0", "1.13.0", "1.14.2", "1.15.0", "1.16.0")
 TESTS = "tests/unit/integrations/trl"
 
 
@@ -49,8 +49,10 @@ def row_of(wanted: str) -> dict[str, object]:
         raise SystemExit(f"TRL {imported.stdout.strip()} was imported, not {wanted}")
     ended = ran("-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=line", TESTS)
     passed = re.search(r"(\d+) passed", ended.stdout)
-    failed = sorted(set(re.findall(r"^FAILED \S+::(\S+)", ended.stdout, re.MULTILINE)))
-    return row | {"passed": int(passed[1]) if passed else 0, "failed": "; ".join(failed), "refused": ""}
+    if not passed:
+        raise SystemExit(f"no test ran with TRL {wanted}:\n{ended.stdout[-2000:]}")
+    failed = sorted(set(re.findall(r"^(?:FAILED|ERROR) \S+::(\S+)", ended.stdout, re.MULTILINE)))
+    return row | {"passed": int(passed[1]), "failed": "; ".join(failed), "refused": ""}
 
 
 def main() -> None:

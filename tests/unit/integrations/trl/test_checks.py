@@ -151,7 +151,7 @@ def test_without_trl_one_sentence_says_what_is_missing() -> None:
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     last = ended.stderr.strip().splitlines()[-1]
     assert ended.returncode == 1
-    assert last.startswith("ImportError: tailrl.trl needs TRL 1.14 to 1.16, which cannot be imported")
+    assert last.startswith("ImportError: tailrl.trl needs TRL 1.13 to 1.16, which cannot be imported")
 
 
 def test_the_import_is_without_trls_warnings_of_vllm() -> None:

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-TRIED = ("1.14", "1.16")
+TRIED = ("1.13", "1.16")
 """The first and the last series of versions that the tests ran with: docs/results/trl_versions.csv."""
 
 METHODS = (
