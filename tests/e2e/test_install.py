@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,10 +12,14 @@ MOST_BYTES = 300e6
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 
 
-def interpreter(version: str) -> str | None:
-    """A Python of this version on this machine, as uv finds it; None: there is none."""
-    command = [sys.executable, "-m", "uv", "python", "find", "--offline", "--system", version]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or None
+def interpreter(version: str) -> Path | None:
+    """A Python of this version that runs, on the path or of pyenv; None: there is none."""
+    on_the_path = [Path(path) for path in [shutil.which(f"python{version}")] if path]
+    of_pyenv = sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python"))
+    for path in (*on_the_path, *of_pyenv):
+        if subprocess.run([path, "--version"], capture_output=True, check=False).returncode == 0:
+            return path
+    return None
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +42,7 @@ def test_a_new_environment(version: str, sources: Path, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     subprocess.run([python, "-m", "venv", tmp_path / "venv"], check=True, env=environment)
     here = tmp_path / "venv" / "bin"
-    before = {path for path in (tmp_path / "venv").rglob("*")}
+    before = set((tmp_path / "venv").rglob("*"))
     installed = subprocess.run(
         [here / "pip", "install", "-q", "--disable-pip-version-check", sources],
         capture_output=True, text=True, check=False, env=environment, timeout=900,
