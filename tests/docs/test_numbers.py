@@ -84,7 +84,7 @@ def test_versions_are_those_of_the_pins() -> None:
     page, slurm = words("how-to/slurm.md"), pin("snakemake-executor-plugin-slurm")
     assert f"The plugin ({slurm})" in page and f"the plugin {slurm} and Snakemake {pin('snakemake')}" in page
     assert f"The plugin ({pin('snakemake-executor-plugin-kubernetes')})" in page
-    assert f'"trl=={pin("trl").rpartition(".")[0]}.*"' in words("tutorials/train-with-trl.md")
+    assert f"to {pin('trl').rpartition('.')[0]} were tried" in words("tutorials/train-with-trl.md")
 
 
 def test_the_tutorial_counts_each_studys_runs_and_adds_their_minutes_up() -> None:

@@ -262,7 +262,8 @@ def demo(
     diagnosis = diagnosed(LOG)
     print(terminal_page(diagnosis, out), end="")
     with writing(out):
-        out.write_text(html_page(diagnosis, "The demo: diagnosis of a log", WHAT_IT_IS), encoding="utf-8")
+        out.write_text(html_page(diagnosis, "The demo: top-p 0.9 in the engine alone", WHAT_IT_IS), encoding="utf-8")
+    print("\nThe same for logs of yours: tailrl diagnose LOGS... --out page.html")
     if browser:
         opened(out)
 

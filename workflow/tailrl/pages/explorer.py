@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.runtime.errors import StudyError, reason
+from tailrl.runtime.extras import not_installed
 
 TOKENS_OF_A_RESPONSE = 2000
 """The explorer shows this many tokens of a longer response, around its largest mismatch."""
@@ -168,8 +169,8 @@ def read_tokenizer(path: Path) -> Any:
     """The tokenizer in a tokenizer.json, or in a model's folder; raises StudyError if there is none."""
     try:
         from tokenizers import Tokenizer
-    except ImportError:
-        raise StudyError("--tokenizer: needs the Python package tokenizers, which is not installed") from None
+    except ModuleNotFoundError as error:
+        raise StudyError(not_installed(error, "--tokenizer") or str(error)) from None
     file = path / "tokenizer.json" if path.is_dir() else path
     try:
         return Tokenizer.from_file(str(file))
