@@ -3,6 +3,7 @@
 import ast
 import re
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -96,11 +97,15 @@ def test_a_trainer_without_the_methods_is_not_passed_over(hook: SimpleNamespace)
 
 @pytest.mark.usefixtures("logged")
 def test_the_commands_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    install, command = commands(TUTORIAL)
+    install, command, comparison = commands(TUTORIAL)
     assert install == "pip install ."
     monkeypatch.setattr(sys, "argv", shlex.split(command))
     cli.main()
     assert Path("diagnosis.html").stat().st_size > 1000
+    shutil.copytree("rollouts/tokens", "rollouts/tokens_before")
+    monkeypatch.setattr(sys, "argv", shlex.split(comparison))
+    cli.main()
+    assert "no detectable difference" in Path("change.html").read_text(encoding="utf-8")
     assert diagnose("rollouts/tokens").measured.tokens == 7
 
 

@@ -88,7 +88,7 @@ def judge(measured: Measured, limits: Iterable[Limit], faults: Iterable[Fault] =
     within a limit.
     """
     hiding = [fault for fault in faults if fault.name in HIDING]
-    found = [judge_number(limit, quantity(measured, limit.of)) for limit in limits]
+    found = [_of_log(measured, limit) for limit in limits]
     if not hiding:
         return found
     words = f"cannot be told. {hiding[0].says}"
@@ -98,14 +98,20 @@ def judge(measured: Measured, limits: Iterable[Limit], faults: Iterable[Fault] =
     ]
 
 
+def _of_log(measured: Measured, limit: Limit) -> Judgement:
+    value = quantity(measured, limit.of)
+    if value.n < 2 and limit.of not in EXTREMES and not math.isnan(value.mean):
+        words = f"{limit.name} is {short(value.mean)} in one response, which says nothing of others."
+        return Judgement(limit, value, CANNOT_TELL, words)
+    return judge_number(limit, value)
+
+
 def judge_number(limit: Limit, value: Interval) -> Judgement:
     """The judgement on one number."""
     number = short(value.mean)
     of = f"{limit.name} is {number}"
     if math.isnan(value.mean):
         return Judgement(limit, value, CANNOT_TELL, f"{limit.name} cannot be told from this log.")
-    if value.n < 2 and limit.of not in EXTREMES:
-        return Judgement(limit, value, CANNOT_TELL, f"{of}, of one value alone, which says nothing of others.")
     low, high = (value.mean, value.mean) if math.isnan(value.low) else (value.low, value.high)
     if not math.isnan(value.low):
         of = f"{of} [{short(low)}, {short(high)}]"
