@@ -4,12 +4,23 @@ Screenshots stay in $PAGES where it is set, to be looked at.
 """
 
 import os
+import re
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from bad_results import STUDY, write_small
 from browser_fixture import browse, needs_browser, use
+from diagnosis_fixture import noisy_rows
 
+from tailrl.curves.history import Curve, History
+from tailrl.curves.page import curves_html
+from tailrl.curves.reading import read_curves
+from tailrl.diagnosis.change import change_html, compare
+from tailrl.diagnosis.diagnosis import diagnose_parts
+from tailrl.diagnosis.log import pack
+from tailrl.diagnosis.page import html_page
 from tailrl.report.study import CAPTIONS, write_paper, write_report
 
 ROOT = Path(__file__).parents[2]
@@ -39,6 +50,44 @@ const links = document.querySelectorAll('a[href$=".csv"]').length;
 const seen = { on, off, type, links, bottom, colour, wide: document.documentElement.scrollWidth,
   tip: document.getElementById("tip").innerText, buttons: document.querySelectorAll(".keys button").length };
 parent.postMessage(JSON.stringify(seen), "*");"""
+
+
+ANSWER = """
+const verdict = document.querySelector(".verdict");
+const answers = [...document.querySelectorAll(".answer li")].map(one => one.getBoundingClientRect().bottom);
+const small = [...document.querySelectorAll("p, td, th, li, dt, dd, figcaption")]
+  .filter(one => one.textContent.trim() && parseFloat(getComputedStyle(one).fontSize) < 12).length;
+const seen = { words: verdict.innerText, bottom: verdict.getBoundingClientRect().bottom, first: answers[0], small,
+  wide: document.documentElement.scrollWidth };
+parent.postMessage(JSON.stringify(seen), "*");"""
+PHONE = 844  # pixels of a phone's screen that is 390 wide
+
+
+def diagnosis_pages() -> dict[str, str]:
+    """A log with a place and causes there and elsewhere, two logs, and curves."""
+    rows = noisy_rows(40, 40, 0.02)
+    faulty = [replace(row, sampler_T=row.sampler_T - 1.0) if n % 8 == 0 else row for n, row in enumerate(rows)]
+    before, after = (diagnose_parts([("the documented JSONL or Parquet", pack(own))]) for own in (faulty, rows))
+    steps = np.arange(200.0)
+    curve = Curve("a-run-with-a-name", "rollout_corr/k3_kl", steps, 1e-3 * (1 + steps))
+    curves = read_curves(History("export.csv", "a W&B export", (curve,), {}))
+    return {"log": html_page(before), "change": change_html(compare(before, after)), "curves": curves_html(curves)}
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_the_answer_of_a_diagnosis_is_on_the_first_screen(width: int, tmp_path: Path) -> None:
+    for name, text in diagnosis_pages().items():
+        folder = tmp_path / name
+        folder.mkdir()
+        seen, console = use(text, ANSWER, folder, width)
+        assert console == [], name
+        assert re.search(r"\d", seen["words"]), "the first number stands in the first line"
+        assert seen["bottom"] < 0.5 * PHONE and seen["first"] < PHONE, (name, seen)
+        assert seen["wide"] <= width and seen["small"] == 0, (name, seen)
+        if shots := os.environ.get("PAGES"):
+            page = folder / "page.html"
+            page.write_text(text, encoding="utf-8")
+            browse(page, width, tmp_path, f"--screenshot={shots}/{name}{width}.png")
 
 
 @pytest.fixture(scope="module")
