@@ -1,6 +1,7 @@
 """The tutorial on a verl run, and the page of the schema: their code and commands, as they stand there."""
 
 import ast
+import json
 import re
 import shlex
 import shutil
@@ -18,6 +19,7 @@ from tailrl import cli, diagnose
 from tailrl.diagnosis.formats import formats
 from tailrl.diagnosis.log import Log
 from tailrl.diagnosis.readers import read_log
+from tailrl.diagnosis.tables import read_table
 
 TUTORIAL, SCHEMA = "tutorials/diagnose-a-log.md", "how-to/log-schema.md"
 
@@ -114,5 +116,9 @@ def test_the_schema_names_every_column() -> None:
     [table] = re.findall(r"^\| column \|.*\n(?:\|.*\n)+", text, re.MULTILINE)
     listed = [name for line in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", line.split(" | ")[0])]
     assert sorted(listed) == sorted(formats()["plain"].columns.values())
+    [example] = blocks(SCHEMA, "json")
+    [(_, log)] = read_table([json.loads(example)] * 2)
+    assert log.token_T.tolist() == [19, 2] * 2 and log.sampler_T.tolist() == [-0.11, -0.02] * 2
+    assert log.labels_S[0] == {"data_source": "sums", "framework": "verl"} and np.isfinite(log.prompt_S).all()
     [code] = blocks(SCHEMA, "python")
     assert "from tailrl.trl import with_log" in code and ast.parse(code)

@@ -123,13 +123,16 @@ def test_probe(
     options = ("--engine", "exact", "--samples", "2", "--max-new-tokens", "5", "--prompts", tmp_path / "prompts.jsonl")
     call(monkeypatch, "probe", policy_folder, *options, "--log", tmp_path / "log.jsonl")
     page, progress = capsys.readouterr()
-    assert "**Not bad: sampler and trainer agree to the last bit.**" in page
     assert "tailrl: 2 of 2 responses sampled and scored\n" in progress
     call(monkeypatch, "diagnose", tmp_path / "log.jsonl", "--out", tmp_path / "page.html")
     read, _ = capsys.readouterr()
-    answer = "**Sampler"
-    assert read.partition(answer)[2].partition("\n\n")[0] == page.partition(answer)[2].partition("\n\n")[0]
+    answers = [text.split("\n\n")[1] for text in (read, page)]
+    assert answers[0] == answers[1] == "**Not bad: sampler and trainer agree to the last bit.**"
     assert "<h1>Diagnosis of a log</h1>" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    with pytest.raises(SystemExit, match="1"):
+        call(monkeypatch, "probe", policy_folder, *options, "--max", "k3=1e-3", "--min", "ess=2", "--json", "-")
+    data = json.loads(capsys.readouterr().out)
+    assert [one["verdict"] for one in data["gate"]] == ["within", "beyond"], "equal columns of a probe are no copy"
 
 
 @pytest.mark.parametrize(

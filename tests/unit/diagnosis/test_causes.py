@@ -1,5 +1,6 @@
 """Each rule on a log of its cause, and on the logs that look nearly like it."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +19,7 @@ from tailrl.diagnosis.causes import (
     settled,
     shapes,
 )
-from tailrl.diagnosis.evidence import EVIDENCE
+from tailrl.diagnosis.evidence import EVIDENCE, evidence
 from tailrl.diagnosis.features import FEATURES, features
 from tailrl.diagnosis.log import LoggedRow, pack
 from tailrl.diagnosis.measure import Measured, measure
@@ -201,3 +202,22 @@ def test_a_log_prob_of_a_masks_fill_is_counted_and_no_crash() -> None:
     fill = float(np.finfo(np.float32).min)
     found = measured([LoggedRow("here", np.array([-1.0, fill, -2.0]), np.array([-1.0, -1.0, -2.0]))])
     assert found.signals.sums["tokens"] == 3
+
+
+def test_few_tokens_make_a_cause_less_sure() -> None:
+    """By the factor n / (n + FEW_TOKENS); of two tokens nothing is named."""
+    found = rows(noise=0.1)
+    whole = measured(found)
+    assert find_causes(whole)[0].sure < whole.tokens / (whole.tokens + FEW_TOKENS)
+    two = LoggedRow("", found[0].sampler_T[:2], found[0].trainer_T[:2])
+    assert find_causes(measured([two])) == ()
+
+
+def test_evidence_that_is_none_is_not_printed() -> None:
+    """No share of 0 %, and no correlation of 0."""
+    log = measured(rows(noise=0.02))
+    assert not log.signals.sums["sure_and_not"] and not log.signals.sums["impossible"]
+    for name in EVIDENCE:
+        if name not in ("nan", "mask", "shift", "clipped"):
+            sentences = " ".join(evidence(name, log))
+            assert not re.search(r"(?<![\d.])0 %", sentences), (name, sentences)

@@ -1,6 +1,7 @@
 """The sentences that speak for a cause, with this log's numbers."""
 
 import math
+import re
 from collections.abc import Callable
 
 from tailrl.analysis.format import count
@@ -12,13 +13,15 @@ SIXTEEN_BITS = 0.025
 """Nats: the median of |Δ|/(1 − p) that 16-bit formats stayed below on all settling logs of the exam, and in
 SmolLM2-135M (0.022)."""
 
+NO_SHARE = re.compile(r"(?<![\d.])0 %")
+
 WORTH_A_WORD = 0.01
 """A share, or a correlation, that is smaller is no evidence."""
 
 
 def evidence(name: str, measured: Measured) -> tuple[str, ...]:
-    """The sentences for a cause of `causes.yaml`."""
-    return tuple(EVIDENCE[name](measured))
+    """The sentences for a cause of `causes.yaml`; one with a share of 0 % is no evidence, and left out."""
+    return tuple(sentence for sentence in EVIDENCE[name](measured) if not NO_SHARE.search(sentence))
 
 
 def _percent(share: float) -> str:
@@ -184,12 +187,9 @@ def _floor(measured: Measured) -> list[str]:
     low, same, near = signals.least("sampler")
     sentences = [
         f"{count(same + near, 'token')} of the sampler lie within half a nat of its least log-prob, {low:.4g}.",
+        f"At {_share(measured, 'impossible')} of the tokens the trainer gives less than e^−12, and the sampler over "
+        "seven times as much.",
     ]
-    if signals.sums["impossible"]:
-        sentences.append(
-            f"At {_share(measured, 'impossible')} of the tokens the trainer gives less than e^−12, and the sampler "
-            "over seven times as much."
-        )
     if signals.vocabulary:
         share = min(1.0, signals.vocabulary * math.exp(low))
         sentences.append(f"Among {signals.vocabulary:,} token ids this is a floor of about {_percent(share)}.")

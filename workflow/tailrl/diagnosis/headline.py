@@ -90,7 +90,7 @@ def verdict(measured: Measured) -> str:
     ends = f" [{short(k3.low)}, {short(k3.high)}]" if not math.isnan(k3.low) and k3.low < k3.high else ""
     words = f"{LEVELS[band.level]}: k3 is {short(k3.mean)} nats a token{ends}, {band.title} ({limits(band)})."
     if band_of(max(k3.low, 0.0) if ends else k3.mean).level != band.level:
-        return f"{words} A few tokens decide it: the interval begins with sizes that are better."
+        return f"{words} The interval reaches into better sizes: more responses would tell."
     return words
 
 
