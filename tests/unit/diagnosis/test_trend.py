@@ -46,6 +46,16 @@ def test_a_level_that_stays_is_no_trend() -> None:
     assert not [seed for seed in range(0, 200, 10) if trend_of(measured_of([0.05] * 6, seed))]
 
 
+def test_a_small_growth_is_no_trend() -> None:
+    """By a quarter, over enough tokens for an interval above 0."""
+    rows = [row for copy in range(8) for row in of_steps([0.05, 0.05, 0.055, 0.06, 0.0625, 0.0625], 10 * copy)]
+    measured = measure([("", pack(rows))])
+    size_S, tokens_S, step_S = (measured.column(name) for name in ("abs_logp", "tokens", "step"))
+    early, late = (size_S[chosen].sum() / tokens_S[chosen].sum() for chosen in (step_S <= 1, step_S >= 4))
+    assert 1.15 < late / early < 1.5
+    assert trend_of(measured) is None
+
+
 def test_few_steps_tell_none() -> None:
     assert trend_of(measured_of([0.02, 0.2])) is None
     rows = [replace(row, step=np.nan) for row in of_steps([0.02, 0.1, 0.2])]

@@ -103,6 +103,18 @@ def test_a_planted_place_is_found_with_its_numbers(name: str) -> None:
         assert words == place.words
 
 
+def test_a_group_with_a_few_times_the_rate_is_no_place() -> None:
+    """Engines are noisier on some texts than on others: four times the k3, and no more."""
+    louder, usual = clean_rows(0, noise=0.1), clean_rows(0, noise=0.05)
+    rows = [
+        replace(own, labels={"half": str(number % 2)})
+        for number, own in enumerate(louder[i] if i % 2 else usual[i] for i in range(len(usual)))
+    ]
+    k3_S = [float(np.mean(np.expm1(d) - d)) for d in (row.trainer_T - row.sampler_T for row in rows)]
+    assert 2.5 < np.mean(k3_S[1::2]) / np.mean(k3_S[::2]) < 5
+    assert not find_places(pack(rows))
+
+
 def test_the_last_tokens_at_the_limit_are_told_from_all_last_tokens() -> None:
     rows = [
         replace(row, sampler_T=row.sampler_T[:20], trainer_T=row.trainer_T[:20], token_T=row.token_T[:20])
