@@ -13,6 +13,7 @@ from tailrl.curves.history import read_all, read_folders
 from tailrl.curves.reading import read_curves, together
 from tailrl.diagnosis.diagnosis import diagnose
 from tailrl.diagnosis.exact_checks import ExactChecks
+from tailrl.diagnosis.headline import headline
 from tailrl.diagnosis.left_out import LeftOut
 from tailrl.diagnosis.readers import read_log
 from tailrl.runtime.errors import StudyError
@@ -131,3 +132,49 @@ def test_texts_of_verl_get_the_way_to_log_tokens(name: str, cases: Path) -> None
 def test_every_case_is_here(cases: Path) -> None:
     tested = {name.split("/")[0] for name in [*LOGS, *CURVES, "verl_rollouts"]}
     assert {path.name for path in cases.iterdir()} == tested
+
+
+BF16 = ("Not bad", (), ("precision",), "Rounding in 16 bits needs no correction")
+ANSWERS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...], str]] = {
+    # name: how bad, where, the first cause there and elsewhere, and words of what to do
+    "n_verl.jsonl": BF16,
+    "n_swift.jsonl": BF16,
+    "log.ndjson": BF16,
+    "one_row_differs.jsonl": BF16,
+    "c01_repetition_penalty": ("Bad", ("sides",), ("penalty",), "generation_config.json"),
+    "c02_generation_config.jsonl": ("Bad", (), ("truncation",), "generation_config.json"),
+    "c03_double_bos.jsonl": ("Bad, unless", (), ("precision",), "compare the prompts' token ids"),
+    "c04_lengths_differ.jsonl": ("Bad", ("in 1 of 3931 tokens",), ("precision",), "Look at these tokens"),
+    "c06_outliers": ("Bad", ("in 16 of 96 responses",), ("prompt", "precision"), "Compare the token ids of one prompt"),
+    "c07_first_entry": ("Bad", (), (), "Take the log-prob of the sampled token's id"),
+    "c08_zero_whole": ("Bad", ("in 12 of 96 responses",), (), "Find out why these responses have no log-probs"),
+    "c09_trainer_bf16_logits.jsonl": ("Not bad", (), (), "in float32 on the trainer's side"),
+    "c10_last_three.jsonl": (
+        "Bad",
+        ("in the last 3 tokens of the responses of 56",),
+        ("precision",),
+        "The limit of tok",
+    ),
+    "c11_pinned_weights.jsonl": ("Bad, unless", (), ("precision",), "Compare a checksum of the engine's weights"),
+    "c24_bypass_copies.jsonl": ("Nothing can be said", (), (), "bypass_mode=false"),
+    "c25_rep_age3.jsonl": ("Bad", ("sides",), ("penalty",), "repetition_penalty"),
+    "f_padded_0.jsonl": ("Not bad", (), (), "Log a mask"),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_what_is_answered_first(name: str, cases: Path) -> None:
+    """Where a log alone cannot tell a cause, as of c03 and c11, the answer says what remains and what to compare."""
+    level, places, causes, do = ANSWERS[name]
+    found = diagnose(cases / name)
+    answer = headline(found)
+    assert answer.verdict.startswith(level) and do in answer.do
+    assert len(found.places) == len(places)
+    for place, words in zip(found.places, places, strict=True):
+        assert place.grouping == words or place.words.startswith(words)
+    first = [one[0].name for one in (found.causes, found.elsewhere) if one]
+    assert not causes or tuple(first[: len(causes)]) == causes
+    if name in ("c03_double_bos.jsonl", "c11_pinned_weights.jsonl"):
+        assert any("A log alone cannot tell which it is" in sentence for sentence in answer.why)
+    if name == "c11_pinned_weights.jsonl":
+        assert any(sentence.startswith("It grows with the steps") for sentence in answer.where)

@@ -8,6 +8,8 @@ from tailrl.analysis.format import count, short
 from tailrl.diagnosis.advice import EXPLAINS
 from tailrl.diagnosis.causes import Cause, agrees, cause_words, disagrees_with_itself
 from tailrl.diagnosis.diagnosis import Diagnosis
+from tailrl.diagnosis.evidence import SIXTEEN_BITS
+from tailrl.diagnosis.features import features
 from tailrl.diagnosis.measure import Measured
 from tailrl.diagnosis.metrics import named_metrics, quantity
 from tailrl.diagnosis.sizes import LEVELS, band_of, limits
@@ -118,9 +120,18 @@ def why(diagnosis: Diagnosis) -> tuple[str, ...]:
         return (f"Elsewhere: {_lower(cause_sentence(diagnosis.elsewhere))}",) if focus else ()
     if focus is None:
         mismatched = None if agrees(diagnosis.measured.signals) else diagnosis.measured.tokens
-        return (cause_sentence(diagnosis.causes, mismatched),)
+        return (cause_sentence(diagnosis.causes, mismatched), *_remaining(diagnosis))
     there = (f"There: {_lower(cause_sentence(diagnosis.causes))}",) if focus.whole else ()
     return *there, f"Elsewhere: {_lower(cause_sentence(diagnosis.elsewhere))}"
+
+
+def _remaining(diagnosis: Diagnosis) -> tuple[str, ...]:
+    """What a log alone cannot tell apart, where it looks like rounding and is larger than 16 bits give."""
+    causes, signals = diagnosis.causes, diagnosis.measured.signals
+    if not causes or causes[0].name != "precision" or 10 ** features(signals)["size"] <= SIXTEEN_BITS:
+        return ()
+    words = "weights or a cache of 8 or 4 bits; or another beginning or end of the prompt; or a mistake inside a model"
+    return (f"It is larger than 16 bits gave. A log alone cannot tell which it is: {words}.",)
 
 
 def cause_sentence(causes: Sequence[Cause], mismatched: int | None = None) -> str:
