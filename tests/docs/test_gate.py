@@ -35,7 +35,7 @@ def code_of(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> int:
 
 def steps() -> list[str]:
     """The commands of the workflow."""
-    [text] = blocks(PAGE, "yaml")
+    [text] = blocks(PAGE, "yml")
     workflow = yaml.safe_load(text)
     return [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
 
