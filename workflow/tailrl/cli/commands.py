@@ -237,9 +237,10 @@ def _of_log(
 
     chosen = parse_columns(columns) if columns is not None else None
     texts = read_tokenizer(tokenizer) if tokenizer else None
+    own_framework = named_framework(framework or "")
     left_out = LeftOut()
     parts = read_with_progress(logs, left_out, chosen)
-    diagnosis = replace(diagnose_parts(parts, left_out), chosen_framework=named_framework(framework or ""))
+    diagnosis = replace(diagnose_parts(parts, left_out), chosen_framework=own_framework)
     judgements = judge(diagnosis.measured, limits, diagnosis.faults)
     page = None
     if out is not None:
