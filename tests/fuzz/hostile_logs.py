@@ -426,7 +426,8 @@ def an_archive_that_lies(folder: Path, rng: Random) -> Made:
 def columns_of_other_types(folder: Path, rng: Random) -> Made:
     values: list[Any] = [
         pa.array([[1, 2], None, []], pa.list_(pa.int8())), pa.array(["a", None, "[-1.0]"]),
-        pa.array([b"\xff", b"", None]), pa.array([{"a": 1}, None, {"a": 2}]), pa.array([[("k", 1)], None, []], pa.map_(pa.string(), pa.int32())),
+        pa.array([b"\xff", b"", None]), pa.array([{"a": 1}, None, {"a": 2}]),
+        pa.array([[("k", 1)], None, []], pa.map_(pa.string(), pa.int32())),
         pa.array([[[-1.0]], [[-1.0], [-2.0]], None]), pa.array([2**31 - 1] * 3, pa.int32()).cast(pa.date32()),
         pa.array([1.5, None, float("nan")]).dictionary_encode(), pa.nulls(3), pa.array([[-1.0, None]] * 3),
         pa.array([[-1.0, -2.0]] * 3, pa.list_(pa.float32(), 2)), pa.array([2**64 - 1] * 3, pa.uint64()),

@@ -19,7 +19,7 @@ from tailrl.diagnosis.tables import read_table
 from tailrl.runtime.errors import StudyError
 
 FILES = Path(__file__).parents[2] / "fixtures/framework_files"
-"""`benchmarks/framework_files.py` made them with the frameworks' own writers."""
+"""`tests/fixtures/make_framework_files.py` made them with the frameworks' own writers."""
 
 
 def check(log: Log) -> None:
