@@ -38,8 +38,8 @@ def written(write: Callable[[Any], object]) -> bytes:
     return file.getvalue()
 
 
-def arrow(stream: bool) -> bytes:
-    table = pa.Table.from_pylist(ROWS)
+def arrow(stream: bool, rows: list[dict[str, Any]] = ROWS) -> bytes:
+    table = pa.Table.from_pylist(rows)
 
     def write(file: Any) -> None:
         kind = pa.ipc.new_stream if stream else pa.ipc.new_file
@@ -133,6 +133,21 @@ def test_every_kind_of_file_gives_the_same_sequences(name: str, tmp_path: Path) 
     check(log)
     assert left_out.sentences() == ()
     assert sum(read) == pytest.approx((tmp_path / name).stat().st_size)
+
+
+@pytest.mark.parametrize("name", ["table.parquet", "file.arrow", "stream.arrow", "rows.jsonl"])
+def test_columns_of_words_group_the_rows_of_every_kind_of_file(name: str, tmp_path: Path) -> None:
+    rows = [row | {"data_source": "ab"[number % 2], "image": 1.5} for number, row in enumerate(ROWS)]
+    contents = {
+        "table.parquet": lambda: written(lambda file: pq.write_table(pa.Table.from_pylist(rows), file)),
+        "file.arrow": lambda: arrow(False, rows),
+        "stream.arrow": lambda: arrow(True, rows),
+        "rows.jsonl": lambda: lines(rows),
+    }
+    (tmp_path / name).write_bytes(contents[name]())
+    ((_, log),) = read_log([tmp_path / name])
+    assert [labels["data_source"] for labels in log.labels_S] == ["a", "b", "a"]
+    assert all("image" not in labels for labels in log.labels_S)
 
 
 COMPRESSED: dict[str, Callable[[bytes], bytes]] = {
