@@ -376,6 +376,7 @@ def _wanted_fields(schema: Any, file: Path, columns: Columns) -> list[str]:
 def _pieces(batches: Iterable[Any]) -> Iterator[Any]:
     """Record batches in pieces of about NUMBERS_AT_ONCE numbers."""
     for batch in batches:
+        batch.validate(full=True)  # offsets that lie would be followed out of memory
         bytes_a_row = batch.nbytes / max(batch.num_rows, 1)
         at_once = max(1, min(256, int(8 * NUMBERS_AT_ONCE / max(bytes_a_row, 1))))
         for start in range(0, batch.num_rows, at_once):
