@@ -197,6 +197,21 @@ def test_one_name_beside_a_frameworks_own() -> None:
     assert title.startswith("verl") and log.token_T.tolist() == [4] and log.trainer_T.tolist() == [-1.5]
 
 
+def test_both_names_beside_a_frameworks_other_columns() -> None:
+    rows = [{"a": [-1.0, -2.0], "b": [-1.0, -1.5], "response_mask": [0, 1], "responses": [3, 4]}]
+    ((title, log),) = read_table(rows, columns={"sampler": "a", "trainer": "b"})
+    assert title.startswith("verl") and log.token_T.tolist() == [4] and log.trainer_T.tolist() == [-1.5]
+
+
+def test_a_column_in_use_says_nothing_of_responses() -> None:
+    """`id` and `position` are other columns here, and `uid` says which response a token is of."""
+    rows = [{"uid": u, "id": i, "position": a, "s": -i, "t": -i} for u, i, a in ((7, 3, 1.5), (7, 4, 0.5), (8, 4, 0.5))]
+    chosen = {"sampler": "s", "trainer": "t", "token": "id", "advantage": "position"}
+    ((_, log),) = read_table(rows, columns=chosen)
+    assert log.token_T.tolist() == [3, 4, 4] and log.sequence_T.tolist() == [0, 0, 1]
+    assert log.advantage_T.tolist() == [1.5, 0.5, 0.5]
+
+
 def test_a_mask_under_another_name_and_the_response_of_a_token() -> None:
     rows = [{"turn": "a", "s": -1.0, "t": -1.5, "keep": 1}, {"turn": "b", "s": -2.0, "t": -2.5, "keep": 0}] * 1
     rows += [{"turn": "c", "s": -3.0, "t": -3.5, "keep": 1}, {"turn": "c", "s": -4.0, "t": -4.5, "keep": 1}]
