@@ -90,6 +90,10 @@ def test_a_folder_of_prime_rl_with_its_marks(tmp_path: Path) -> None:
     count, notes = read(tmp_path)
     assert count == len(SEQUENCES)
     assert notes == (f"1 file is left out, for it is no log: {traces.relative_to(tmp_path)}.",)
+    with pytest.raises(
+        StudyError, match=r"looks like a folder of prime-rl: traces\.jsonl is .* Set enable_token_export"
+    ):
+        read(tmp_path / "rollouts")
 
 
 # --- rows that do not fit --------------------------------------------------------------------------------
