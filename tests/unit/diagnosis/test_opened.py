@@ -199,7 +199,9 @@ def test_a_compressed_file_that_was_cut_is_read_up_to_there(ending: str, tmp_pat
 
 
 UNREAD = {
-    "text in UTF-16": ("log.jsonl", "{}".encode("utf-16"), "it is text in UTF-16"),
+    "text in UTF-16": ("log.jsonl", "{}".encode("utf-16"), "it is text in UTF-16 or UTF-32; save it in UTF-8"),
+    "text in UTF-16 without a mark": ("log.jsonl", '{"a": 1}\n{"a": 2}'.encode("utf-16-le"), "it is text in UTF-16"),
+    "text in UTF-32": ("log.jsonl", '{"a": 1}\n{"a": 2}'.encode("utf-32-be"), "it is text in UTF-16 or UTF-32"),
     "one array": ("log.npz", written(lambda file: np.save(file, np.zeros(3))), "it is one array"),
     "an archive": ("log.zip", b"PK\x03\x04" + bytes(30), "it is an archive; unpack it"),
     "an image": ("log.png", b"\x89PNG\r\n\x1a\n", "it is neither JSON, CSV, Parquet, Arrow, Feather, npz or .pt"),

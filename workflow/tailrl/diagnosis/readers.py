@@ -438,7 +438,7 @@ READERS: dict[str, Callable[[Opened, Path, Seen, Columns], Iterator[GivenRow]]] 
 UNREAD = {
     "feather_1": "it is Feather in version 1; write version 2",
     "npy": "it is one array; save both sides' log-probs under their names, with numpy.savez",
-    "utf_16": "it is text in UTF-16; save it in UTF-8",
+    "utf_16": "it is text in UTF-16 or UTF-32; save it in UTF-8",
     "zip": "it is an archive; unpack it",
 }
 KNOWN_KINDS = "JSON, CSV, Parquet, Arrow, Feather, npz or .pt, also compressed as .gz, .xz or .zst"
