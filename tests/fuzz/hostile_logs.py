@@ -638,8 +638,13 @@ class Verdict:
 
 
 def judge(kind: str, folder: Path, rng: Random, whole: bool = True) -> Verdict:
-    """Reads one in this process, and if `whole` diagnoses it."""
+    """Makes one and reads it in this process, and if `whole` diagnoses it."""
     path, expected = HOSTILE[kind](folder, rng)
+    return judge_made(kind, path, expected, whole)
+
+
+def judge_made(kind: str, path: Path, expected: int | None, whole: bool) -> Verdict:
+    """Reads one in this process, and if `whole` diagnoses it."""
     left_out, read = LeftOut(), 0
 
     def parts() -> Iterator[tuple[str, Log]]:
@@ -673,28 +678,48 @@ def _fault_of_sentence(sentence: str, path: Path, expected: int | None) -> str:
 
 
 def judge_apart(kind: str, folder: Path, seed: str) -> Verdict:
-    """Diagnoses one in a process of its own, within SECONDS and BYTES."""
-    read_end, write_end = os.pipe()
+    """Diagnoses one in a process of its own, within SECONDS and BYTES; another one has made it."""
+
+    def make() -> list[Any]:
+        path, expected = HOSTILE[kind](folder, Random(seed))
+        return [os.fsencode(path).hex(), expected]  # a name may be no text
+
+    made, status, _ = _apart(make)
+    if status:
+        return Verdict(kind, f"could not be made: {status}", "")
+    path, expected = Path(os.fsdecode(bytes.fromhex(made[0]))), made[1]
+
+    def diagnosed() -> list[str]:
+        verdict = judge_made(kind, path, expected, whole=True)
+        return [verdict.fault, verdict.said[:3000]]
+
     began = time.perf_counter()
+    answer, status, memory = _apart(diagnosed)
+    seconds = time.perf_counter() - began
+    if status:
+        return Verdict(kind, f"ended with {status} after {seconds:.0f} s", "", seconds, memory)
+    fault, said = answer
+    if not fault and memory > BYTES:
+        fault = f"took {memory / 1e9:.1f} GB"
+    return Verdict(kind, fault, said, seconds, memory)
+
+
+def _apart(work: Callable[[], Any]) -> tuple[Any, int, float]:
+    """What a function returns in a process of its own, its exit status (0: well) and its largest memory in bytes."""
+    read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(read_end)
         os.setsid()
         signal.alarm(SECONDS)
-        verdict = judge(kind, folder, Random(seed))
-        os.write(write_end, json.dumps([verdict.fault, verdict.said[:3000]]).encode()[:60_000])
+        with os.fdopen(write_end, "wb") as pipe:
+            pipe.write(json.dumps(work()).encode())
         os._exit(0)
     os.close(write_end)
     with os.fdopen(read_end, "rb") as pipe:
         answer = pipe.read()
     _, status, usage = os.wait4(child, 0)
-    seconds, memory = time.perf_counter() - began, usage.ru_maxrss * 1024
-    if status or not answer:
-        return Verdict(kind, f"ended with {status} after {seconds:.0f} s", "", seconds, memory)
-    fault, said = json.loads(answer)
-    if not fault and memory > BYTES:
-        fault = f"took {memory / 1e9:.1f} GB"
-    return Verdict(kind, fault, said, seconds, memory)
+    return (json.loads(answer) if answer else None), status or int(not answer), usage.ru_maxrss * 1024.0
 
 
 def judged(seed: int, kinds: Sequence[str], apart: bool, times: int = TIMES) -> Iterator[Verdict]:
