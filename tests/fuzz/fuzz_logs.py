@@ -1,4 +1,4 @@
-"""Logs of other frameworks: JSON lines, Parquet, dumps of tensors and this project's tokens.npz."""
+"""Logs of other frameworks: JSON lines, Parquet, dumps of tensors, this project's tokens.npz and every other kind."""
 
 import io
 from collections.abc import Iterator
@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import torch
+from hostile_logs import CONTENTS
 from kinds import Case, Kind
 from log_fixture import nemo_rl, plain_rows, prime_rl, slime
 from mutations import mutated, mutated_bytes, to_json
@@ -23,7 +24,9 @@ WRITERS = {"nemo_rl": nemo_rl, "prime_rl": prime_rl}
 
 def made(folder: Path) -> dict[str, bytes]:
     """One file of each kind, by the name that a case has."""
-    files = {"log.parquet": _parquet(plain_rows()), "3.pt": slime(folder).read_bytes()}
+    rows = [{name: row[name] for name in ("token_ids", "sampler_logprobs", "trainer_logprobs")} for row in plain_rows()]
+    files = {name: content(rows) for name, content in CONTENTS.items()}
+    files |= {"log.parquet": _parquet(plain_rows()), "3.pt": slime(folder).read_bytes()}
     write_tokens(folder, {name: np.zeros(3) for name in ARRAYS})
     return files | {"tokens.npz": (folder / "tokens.npz").read_bytes()}
 
@@ -50,7 +53,7 @@ def cases(rng: Random) -> Iterator[Case]:
         "samples": [{k: v.tolist() if hasattr(v, "tolist") else v for k, v in one.items()} for one in dump["samples"]],
     }
     while True:
-        name, way = rng.choice(list(lines)), rng.randrange(10)
+        name, way = rng.choice(list(lines)), rng.randrange(12)
         try:
             if way < 5:
                 yield f"{name}.jsonl", to_json(mutated(lines[name], rng), lines=True)
@@ -60,6 +63,8 @@ def cases(rng: Random) -> Iterator[Case]:
                 yield "log.parquet", _parquet(mutated(lines[name], rng))
             elif way == 8:
                 yield "3.pt", _dumped(mutated(plain_dump, rng))
+            elif way == 9:
+                yield "log.json", to_json(mutated(lines[name], rng))
             else:
                 file = rng.choice(list(whole))
                 yield file, mutated_bytes(whole[file], rng)

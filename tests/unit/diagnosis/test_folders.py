@@ -90,6 +90,10 @@ def test_a_folder_of_prime_rl_with_its_marks(tmp_path: Path) -> None:
     count, notes = read(tmp_path)
     assert count == len(SEQUENCES)
     assert notes == (f"1 file is left out, for it is no log: {traces.relative_to(tmp_path)}.",)
+    with pytest.raises(
+        StudyError, match=r"looks like a folder of prime-rl: traces\.jsonl is .* Set enable_token_export"
+    ):
+        read(tmp_path / "rollouts")
 
 
 # --- rows that do not fit --------------------------------------------------------------------------------
@@ -173,6 +177,12 @@ def test_samples_that_merely_agree_are_samples(other: list[dict[str, Any]], tmp_
     assert read(tmp_path) == (2 * len(ROWS), ())
 
 
+def test_a_file_and_a_link_to_it_are_one(tmp_path: Path) -> None:
+    write_lines(tmp_path / "log.jsonl", ROWS)
+    (tmp_path / "latest.jsonl").symlink_to("log.jsonl")
+    assert read(tmp_path, tmp_path / "log.jsonl") == (len(ROWS), ())
+
+
 def test_a_response_that_one_file_has_twice_is_two_samples(tmp_path: Path) -> None:
     write_lines(tmp_path / "rank_0.jsonl", ROWS * 2)
     assert read(tmp_path) == (2 * len(ROWS), ())
@@ -197,7 +207,7 @@ def test_a_folder_with_curves_alone_goes_to_the_curves(tmp_path: Path, capsys: p
 
 
 def test_of_the_states_of_checkpoints_the_longest_is_read(tmp_path: Path) -> None:
-    for steps in (10, 30, 20):
+    for steps in (10, 30, 5):  # by name the last one comes last
         folder = tmp_path / f"checkpoint-{steps}"
         folder.mkdir()
         rows = [{"step": step, "sampling/sampling_logp_difference/mean": 0.01} for step in range(steps)]

@@ -19,7 +19,7 @@ from tailrl.diagnosis.tables import read_table
 from tailrl.runtime.errors import StudyError
 
 FILES = Path(__file__).parents[2] / "fixtures/framework_files"
-"""`benchmarks/framework_files.py` made them with the frameworks' own writers."""
+"""`tests/fixtures/make_framework_files.py` made them with the frameworks' own writers."""
 
 
 def check(log: Log) -> None:
@@ -195,6 +195,21 @@ def test_one_name_beside_a_frameworks_own() -> None:
     rows = [{"rollout_lp": [-1.0, -2.0], "old_log_probs": [-1.0, -1.5], "response_mask": [0, 1], "responses": [3, 4]}]
     ((title, log),) = read_table(rows, columns={"sampler": "rollout_lp"})
     assert title.startswith("verl") and log.token_T.tolist() == [4] and log.trainer_T.tolist() == [-1.5]
+
+
+def test_both_names_beside_a_frameworks_other_columns() -> None:
+    rows = [{"a": [-1.0, -2.0], "b": [-1.0, -1.5], "response_mask": [0, 1], "responses": [3, 4]}]
+    ((title, log),) = read_table(rows, columns={"sampler": "a", "trainer": "b"})
+    assert title.startswith("verl") and log.token_T.tolist() == [4] and log.trainer_T.tolist() == [-1.5]
+
+
+def test_a_column_in_use_says_nothing_of_responses() -> None:
+    """`id` and `position` are other columns here, and `uid` says which response a token is of."""
+    rows = [{"uid": u, "id": i, "position": a, "s": -i, "t": -i} for u, i, a in ((7, 3, 1.5), (7, 4, 0.5), (8, 4, 0.5))]
+    chosen = {"sampler": "s", "trainer": "t", "token": "id", "advantage": "position"}
+    ((_, log),) = read_table(rows, columns=chosen)
+    assert log.token_T.tolist() == [3, 4, 4] and log.sequence_T.tolist() == [0, 0, 1]
+    assert log.advantage_T.tolist() == [1.5, 0.5, 0.5]
 
 
 def test_a_mask_under_another_name_and_the_response_of_a_token() -> None:

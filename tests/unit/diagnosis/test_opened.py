@@ -38,8 +38,8 @@ def written(write: Callable[[Any], object]) -> bytes:
     return file.getvalue()
 
 
-def arrow(stream: bool) -> bytes:
-    table = pa.Table.from_pylist(ROWS)
+def arrow(stream: bool, rows: list[dict[str, Any]] = ROWS) -> bytes:
+    table = pa.Table.from_pylist(rows)
 
     def write(file: Any) -> None:
         kind = pa.ipc.new_stream if stream else pa.ipc.new_file
@@ -135,6 +135,21 @@ def test_every_kind_of_file_gives_the_same_sequences(name: str, tmp_path: Path) 
     assert sum(read) == pytest.approx((tmp_path / name).stat().st_size)
 
 
+@pytest.mark.parametrize("name", ["table.parquet", "file.arrow", "stream.arrow", "rows.jsonl"])
+def test_columns_of_words_group_the_rows_of_every_kind_of_file(name: str, tmp_path: Path) -> None:
+    rows = [row | {"data_source": "ab"[number % 2], "image": 1.5} for number, row in enumerate(ROWS)]
+    contents = {
+        "table.parquet": lambda: written(lambda file: pq.write_table(pa.Table.from_pylist(rows), file)),
+        "file.arrow": lambda: arrow(False, rows),
+        "stream.arrow": lambda: arrow(True, rows),
+        "rows.jsonl": lambda: lines(rows),
+    }
+    (tmp_path / name).write_bytes(contents[name]())
+    ((_, log),) = read_log([tmp_path / name])
+    assert [labels["data_source"] for labels in log.labels_S] == ["a", "b", "a"]
+    assert all("image" not in labels for labels in log.labels_S)
+
+
 COMPRESSED: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.compress,
     ".xz": lzma.compress,
@@ -184,7 +199,9 @@ def test_a_compressed_file_that_was_cut_is_read_up_to_there(ending: str, tmp_pat
 
 
 UNREAD = {
-    "text in UTF-16": ("log.jsonl", "{}".encode("utf-16"), "it is text in UTF-16"),
+    "text in UTF-16": ("log.jsonl", "{}".encode("utf-16"), "it is text in UTF-16 or UTF-32; save it in UTF-8"),
+    "text in UTF-16 without a mark": ("log.jsonl", '{"a": 1}\n{"a": 2}'.encode("utf-16-le"), "it is text in UTF-16"),
+    "text in UTF-32": ("log.jsonl", '{"a": 1}\n{"a": 2}'.encode("utf-32-be"), "it is text in UTF-16 or UTF-32"),
     "one array": ("log.npz", written(lambda file: np.save(file, np.zeros(3))), "it is one array"),
     "an archive": ("log.zip", b"PK\x03\x04" + bytes(30), "it is an archive; unpack it"),
     "an image": ("log.png", b"\x89PNG\r\n\x1a\n", "it is neither JSON, CSV, Parquet, Arrow, Feather, npz or .pt"),

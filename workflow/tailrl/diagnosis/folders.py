@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tailrl.analysis.format import count
-from tailrl.diagnosis.formats import how_to_log
+from tailrl.diagnosis.formats import Dump, dumps, how_to_log
 from tailrl.diagnosis.left_out import LeftOut, RowError
 from tailrl.diagnosis.opened import may_be_log
 from tailrl.runtime.errors import StudyError, few, reason
@@ -60,16 +60,21 @@ def of_folder(paths: Sequence[Path], left_out: LeftOut) -> StudyError:
         return next(iter(left_out.files.values()))
     where = few([str(path) for path in paths])
     errors = list(left_out.files.values())
-    dumps = [(file, error) for file, error in left_out.files.items() if isinstance(error, RowError) and error.framework]
-    if dumps:
-        framework, _ = Counter(error.framework for _, error in dumps).most_common(1)[0]
-        file, dump = next((file, error) for file, error in dumps if error.framework == framework)
-        what = dump.reason.removeprefix("it is ")
+    known = [(file, dump) for file, error in left_out.files.items() if (dump := _dump(file, error))]
+    if known:
+        framework, _ = Counter(dump.framework for _, dump in known).most_common(1)[0]
+        file, dump = next((file, dump) for file, dump in known if dump.framework == framework)
         return NoLogError(
-            f"{where}: holds no log of tokens. It looks like a folder of {framework}: {file.name} is {what}. "
+            f"{where}: holds no log of tokens. It looks like a folder of {framework}: {file.name} is {dump.title}. "
             f"{how_to_log(framework)}"
         )
     if not errors:
         return NoLogError(f"{where}: holds no file that may be a log: JSON, Parquet, Arrow, CSV, npz or .pt")
     first = next((error for error in errors if not str(error).endswith(": is no log")), errors[0])
     return NoLogError(f"{where}: holds no log of tokens in {count(len(errors), 'file')}; the first: {first}")
+
+
+def _dump(file: Path, error: StudyError) -> Dump | None:
+    """What a framework wrote into a file, by its columns or by its path; None if that is not known."""
+    title = error.reason.removeprefix("it is ") if isinstance(error, RowError) and error.framework else ""
+    return next((dump for dump in dumps() if dump.title == title or (dump.path and file.match(dump.path))), None)

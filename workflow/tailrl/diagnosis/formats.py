@@ -52,12 +52,14 @@ class Dump(Record):
     Attributes:
         framework: as in `logging.yaml`. title: what it is called.
         columns: names that a row has, or a document.
+        path: how the end of a file's path looks, where its columns do not tell.
         source: what was read to know.
     """
 
     framework: str
     title: str
-    columns: tuple[str, ...]
+    columns: tuple[str, ...] = ()
+    path: str | None = None
     source: str
 
 
@@ -175,7 +177,7 @@ def _mixed(sampler: str, trainer: str, present: set[str]) -> Format:
 def _unknown(present: set[str], where: str) -> RowError:
     names = few(sorted(map(str, present))) or "nothing"
     for dump in dumps():
-        if set(dump.columns) <= present:
+        if dump.columns and set(dump.columns) <= present:
             words = f"is {dump.title}; a mismatch needs the log-probs of both sides. {how_to_log(dump.framework)}"
             return RowError(f"it is {dump.title}", f"{where}: {words}", dump.framework)
     halves: dict[str, list[str]] = {}

@@ -119,6 +119,8 @@ def _kind(stream: io.BufferedReader, file: Path) -> str:
     if len(head) > 1 and head[0] == 0x80 and head[1] <= 5:
         return "pickle"
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if b"\x00" in text[:4] and text[:4].replace(b"\x00", b"")[:1] in (b"{", b"["):
+        return "utf_16"  # without a mark, or UTF-32
     for start, kind in SIGNATURES.items():
         if (text if kind == "json" else head).startswith(start):
             return kind

@@ -20,7 +20,7 @@ import numpy as np
 
 from tailrl.diagnosis.documents import rows_of_document
 from tailrl.diagnosis.folders import log_files, of_folder
-from tailrl.diagnosis.formats import Format, recognise, row_of, rows_of
+from tailrl.diagnosis.formats import MOST_LABELS, Format, recognise, row_of, rows_of
 from tailrl.diagnosis.left_out import DamagedError, LeftOut, RowError
 from tailrl.diagnosis.log import Log, LoggedRow, pack
 from tailrl.diagnosis.opened import MOST_BLANK, Opened, opened, seekable
@@ -28,8 +28,9 @@ from tailrl.diagnosis.pickles import load_torch, refuse_pickle
 from tailrl.diagnosis.token_rows import POSITIONS, RESPONSE_IDS, GivenRow, cell, gathered
 from tailrl.runtime.errors import StudyError, reason
 from tailrl.runtime.jsonl import numbered_lines
-from tailrl.runtime.limits import MEMORY, in_limited_memory, out_of_memory
+from tailrl.runtime.limits import in_limited_memory, out_of_memory
 
+MEMORY = 1.5e9  # bytes that reading a file may take, besides Python and its libraries
 CHUNK = 200_000  # tokens that a part of a log holds, or one longer sequence
 SEQUENCES_A_PART = 20_000  # each takes a kilobyte besides its tokens
 NUMBERS_AT_ONCE = 1_000_000  # of a column of Parquet or Arrow: Python takes 32 bytes for each
@@ -314,7 +315,7 @@ def _parquet(content: Opened, file: Path, seen: Seen, columns: Columns) -> Itera
             seekable(content, file, MOST_BYTES_WHOLE), pre_buffer=False, buffer_size=1_000_000
         ) as parquet,
     ):
-        wanted = _wanted(parquet.schema_arrow.names, file, columns)
+        wanted = _wanted_fields(parquet.schema_arrow, file, columns)
         at_once = _rows_at_once(parquet.metadata)
         # Without threads, whose stacks would count as memory.
         batches = parquet.iter_batches(at_once, columns=wanted, use_threads=False)
@@ -326,7 +327,7 @@ def _arrow(content: Opened, file: Path, seen: Seen, columns: Columns) -> Iterato
     import pyarrow.ipc  # type: ignore[import-untyped]
 
     with _arrow_errors(file), pyarrow.ipc.open_file(seekable(content, file, MOST_BYTES_WHOLE)) as reader:
-        wanted = _wanted(reader.schema.names, file, columns)
+        wanted = _wanted_fields(reader.schema, file, columns)
         batches = (reader.get_batch(number).select(wanted) for number in range(reader.num_record_batches))
         yield from _rows_of_batches(_pieces(batches), file, seen)
 
@@ -336,7 +337,7 @@ def _arrow_stream(content: Opened, file: Path, seen: Seen, columns: Columns) -> 
     import pyarrow.ipc
 
     with _arrow_errors(file), pyarrow.ipc.open_stream(content.stream) as reader:
-        wanted = _wanted(reader.schema.names, file, columns)
+        wanted = _wanted_fields(reader.schema, file, columns)
         yield from _rows_of_batches(_pieces(batch.select(wanted) for batch in reader), file, seen)
 
 
@@ -361,9 +362,21 @@ def _wanted(names: Sequence[str], file: Path, columns: Columns) -> list[str]:
     return [name for name in dict.fromkeys(names) if name in wanted]
 
 
+def _wanted_fields(schema: Any, file: Path, columns: Columns) -> list[str]:
+    """The columns that are read, and those of words and whole numbers, by which rows may be grouped."""
+    from pyarrow import types
+
+    wanted = set(_wanted(schema.names, file, columns))
+    kinds = (types.is_integer, types.is_string, types.is_large_string, types.is_dictionary)
+    labels = [field.name for field in schema if any(is_kind(field.type) for is_kind in kinds)]
+    wanted |= set(labels[:MOST_LABELS])
+    return [name for name in dict.fromkeys(schema.names) if name in wanted]
+
+
 def _pieces(batches: Iterable[Any]) -> Iterator[Any]:
     """Record batches in pieces of about NUMBERS_AT_ONCE numbers."""
     for batch in batches:
+        batch.validate(full=True)  # offsets that lie would be followed out of memory
         bytes_a_row = batch.nbytes / max(batch.num_rows, 1)
         at_once = max(1, min(256, int(8 * NUMBERS_AT_ONCE / max(bytes_a_row, 1))))
         for start in range(0, batch.num_rows, at_once):
@@ -425,7 +438,7 @@ READERS: dict[str, Callable[[Opened, Path, Seen, Columns], Iterator[GivenRow]]] 
 UNREAD = {
     "feather_1": "it is Feather in version 1; write version 2",
     "npy": "it is one array; save both sides' log-probs under their names, with numpy.savez",
-    "utf_16": "it is text in UTF-16; save it in UTF-8",
+    "utf_16": "it is text in UTF-16 or UTF-32; save it in UTF-8",
     "zip": "it is an archive; unpack it",
 }
 KNOWN_KINDS = "JSON, CSV, Parquet, Arrow, Feather, npz or .pt, also compressed as .gz, .xz or .zst"

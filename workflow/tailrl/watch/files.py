@@ -332,8 +332,8 @@ def select(log: Log, chosen_S: np.ndarray[Any, np.dtype[np.bool_]]) -> Log:
     columns: dict[str, Any] = {}
     for name in Log.__dataclass_fields__:
         values = getattr(log, name)
-        if name == "text_S":
-            columns[name] = tuple(text for text, kept in zip(values, chosen_S.tolist(), strict=True) if kept)
+        if isinstance(values, tuple):  # texts and labels
+            columns[name] = tuple(value for value, kept in zip(values, chosen_S.tolist(), strict=True) if kept)
         elif name.endswith("_S"):
             columns[name] = values[chosen_S]
         else:
