@@ -90,7 +90,7 @@ def make_logs(spec: Spec, work: Path) -> None:
         begun = time.perf_counter()
         settings: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
         log, floor = make_log(trained, Fault(**settings), seed, spec.responses)
-        arrays = {one.name: getattr(log, one.name) for one in fields(log) if one.name not in ("text_S", "labels_S")}
+        arrays = {one.name: getattr(log, one.name) for one in fields(log) if not isinstance(getattr(log, one.name), tuple)}
         np.savez(file, floor=floor, **arrays)
         print(f"{spec.name} {number} {truth} {given} {time.perf_counter() - begun:.1f} s", file=sys.stderr, flush=True)
 
