@@ -1,5 +1,7 @@
 """What columns say of themselves, and where in a response they are wrong."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from explanation_fixture import rows_of
@@ -29,6 +31,41 @@ def test_a_log_has_its_prompts() -> None:
     [one] = responses(noise(1), noise(1, 1))
     assert one.whole_T is not None and one.whole_T[:3].tolist() == [1, 2, 3] and one.whole_T[3] == 10
     assert one.place_T is not None and one.place_T.tolist() == list(range(3, 3 + LENGTH))
+
+
+@pytest.mark.parametrize(
+    ("columns", "whole"),
+    [
+        ({"token_ids": [5, 6, 8, 9]}, [5, 6, 8, 9]),
+        ({"token_ids": [5, 6, 8, 9], "prompt": [5, 6]}, [5, 6, 8, 9]),
+        ({"token_ids": [8, 9], "prompt": [5, 6]}, [5, 6, 8, 9]),
+        ({"token_ids": [8, 9], "prompt": 17}, None),
+        ({"token_ids": [8, 9], "prompt": "five six"}, None),
+        ({"token_ids": [8, 9]}, None),
+        ({"token_ids": [5, 6, 8, 7, 9, 4], "mask": [0, 0, 1, 0, 1, 0]}, [5, 6, 8, 7, 9]),
+    ],
+)
+def test_ids_of_the_prompt_come_from_where_they_are(columns: dict[str, Any], whole: list[int] | None) -> None:
+    length = len(columns.get("mask", (1, 1)))
+    row = {"sampler_logprobs": [-1.0] * length, "trainer_logprobs": [-1.1] * length, **columns}
+    [one] = read(read_table([row])).responses
+    assert (one.whole_T if one.whole_T is None else one.whole_T.tolist()) == whole
+    if whole is not None:
+        assert one.whole_T is not None and one.place_T is not None
+        assert one.whole_T[one.place_T].tolist() == [8, 9]
+
+
+def test_padding_of_a_prompt_is_left_out() -> None:
+    row = {
+        "completion_ids": [8, 9],
+        "sampling_per_token_logps": [-1.0, -1.0],
+        "old_per_token_logps": [-1.1, -1.1],
+        "completion_mask": [1, 1],
+        "prompt_ids": [0, 0, 5, 6],
+        "prompt_mask": [0, 0, 1, 1],
+    }
+    [one] = read(read_table([row])).responses
+    assert one.whole_T is not None and one.whole_T.tolist() == [5, 6, 8, 9]
 
 
 def test_a_copy_is_told() -> None:

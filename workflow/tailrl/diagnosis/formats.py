@@ -347,7 +347,7 @@ def _with_prompt(
     if whole_T is None or len(whole_T) < len(chosen_T):
         return None, None
     place_T = len(whole_T) - len(chosen_T) + np.flatnonzero(chosen_T)
-    if "prompt" in columns:
+    if "prompt" in columns and len(place_T) and place_T[0] == 0:
         prompt_T = _prompt_ids(columns)
         whole_T, place_T = np.concatenate([prompt_T, whole_T]), place_T + len(prompt_T)
     if not len(place_T) or place_T[0] == 0:
@@ -356,12 +356,13 @@ def _with_prompt(
 
 
 def _prompt_ids(columns: Mapping[str, Any]) -> IntArray:
-    """The prompt's ids without the padding that a mask shows; none of a prompt in words."""
+    """The prompt's ids without the padding that a mask shows; none for words or a name in digits."""
     try:
-        prompt_T = ids(numbers(columns["prompt"]).reshape(-1))
-        mask_T = numbers(columns["prompt_mask"]).reshape(-1) if "prompt_mask" in columns else np.ones(len(prompt_T))
+        given = numbers(columns["prompt"])
+        mask_T = numbers(columns["prompt_mask"]).reshape(-1) if "prompt_mask" in columns else np.ones(given.size)
     except ValueError:
         return np.empty(0, np.int64)
+    prompt_T: IntArray = ids(given.reshape(-1))[: given.size if given.ndim else 0]
     return prompt_T[mask_T[: len(prompt_T)] > 0] if len(mask_T) >= len(prompt_T) else prompt_T
 
 
