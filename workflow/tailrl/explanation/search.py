@@ -302,7 +302,7 @@ def search(court: Court, hypotheses: Sequence[Hypothesis], rounding: Callable[[W
 
 def _is_better(court: Court, judged: Judged, than: World) -> bool:
     residual, before = judged.residual, court.residual(than)
-    return judged.clear >= CLEAR and before - residual >= LEAST_GAIN * before
+    return judged.clear >= CLEAR and before - residual >= max(LEAST_GAIN * before, LEAST_SCALE)
 
 
 def _best_benign(court: Court, world: World, benign: Sequence[Hypothesis]) -> World:
