@@ -34,6 +34,7 @@ class Entry(Record):
         needs: what must be given to try it, if anything: an option.
         reads: "text" or "template": of the tokenizer, which a model's folder may lack.
         order: its place among changes of its kind.
+        joint: whether it is a setting of samplers that is often set with others.
     """
 
     kind: Kind
@@ -47,6 +48,7 @@ class Entry(Record):
     needs: str | None = None
     reads: Literal["text", "template"] | None = None
     order: int = 0
+    joint: bool = False
 
     @property
     def reads_text(self) -> bool:

@@ -29,6 +29,7 @@ MOST_FITS = 28  # evaluations for one fitted number
 MOST_FORWARDS = 8  # likewise where each takes a forward
 ENOUGH = 1.6  # times what bfloat16 makes: with no more left, no hypothesis that needs a forward is tried
 MOST_CHANGES = 5
+JOINT_ROUNDS = 4
 MOST_REFITTED = 4  # worlds of several changes whose numbers are all fitted before they are judged
 KEPT_ROWS = 3  # reduced rows in memory
 
@@ -276,6 +277,8 @@ def search(court: Court, hypotheses: Sequence[Hypothesis], rounding: Callable[[W
     while len(world) < MOST_CHANGES:
         against = ordered([*world, *reference])
         tried = list(_tried(court, world, reference, [h for h in others if not h.entry.needs_forward]))
+        if not world and (joint := _joint(court, others)):
+            tried += [found for found in [court.judge(_pruned(court, _refitted(court, joint)), against)] if found]
         if world:
             # Numbers that were fitted alone make up for what is missing: the best are judged with all numbers fitted.
             best_first = sorted(tried, key=lambda one: one.loss)[:MOST_REFITTED]
@@ -289,7 +292,7 @@ def search(court: Court, hypotheses: Sequence[Hypothesis], rounding: Callable[[W
             tried += _tried(court, world, reference, [h for h in others if h.entry.needs_forward])
             good = [one for one in tried if _is_better(court, one, against)]
         if not world:
-            singles = sorted(tried, key=lambda one: one.loss)
+            singles = sorted((one for one in tried if len(one.world) == 1), key=lambda one: one.loss)
         if not good:
             break
         best = min(good, key=lambda one: one.loss)
@@ -335,6 +338,28 @@ def _tried(court: Court, world: World, reference: World, hypotheses: Sequence[Hy
             fitted = court.fitted(world, choice, MOST_FORWARDS if entry.needs_forward else MOST_FITS)
             best = court.judge(ordered([*world, fitted]), against) or best
         yield best
+
+
+def _joint(court: Court, hypotheses: Sequence[Hypothesis]) -> World:
+    """Several settings of a sampler at once, by the mean absolute difference; none if fewer than two help.
+
+    A single one of several settings reproduces no token, so that the loss, which counts reproduced tokens, may lead
+    elsewhere. Each setting in turn takes the value, or none, that is best beside the others.
+    """
+    settings = [h for h in hypotheses if h.entry.joint]
+    world, best = AS_IT_IS, court.residual(AS_IT_IS)
+    for _ in range(JOINT_ROUNDS):
+        before = world
+        for hypothesis in settings:
+            rest = tuple(choice for choice in world if choice.hypothesis.name != hypothesis.name)
+            worlds = [rest, *(ordered([*rest, Choice(hypothesis, value)]) for value in hypothesis.entry.values)]
+            left = [court.residual(one) for one in worlds]
+            # Nothing is better than a setting that hardly helps.
+            least = min(range(len(worlds)), key=lambda place: left[place] if place else 0.98 * left[place])
+            world, best = worlds[least], left[least]
+        if world == before:
+            break
+    return world if len(world) > 1 and best < court.residual(AS_IT_IS) else AS_IT_IS
 
 
 def _refitted(court: Court, world: World) -> World:
