@@ -35,6 +35,7 @@ from tailrl.diagnosis.features import FEATURES, features
 from tailrl.diagnosis.log import Log
 from tailrl.runtime.seeding import derive_seed
 
+OF_WORDS = ("text_S", "labels_S", "whole_S", "place_S", "prompt_text_S")  # of a log: no arrays
 DESIGN = Path(__file__).with_name("diagnose_exam.yaml")
 LARGE = -0.5
 """Of `amount`: a mistake inside a model is a large one above it."""
@@ -90,7 +91,7 @@ def make_logs(spec: Spec, work: Path) -> None:
         begun = time.perf_counter()
         settings: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
         log, floor = make_log(trained, Fault(**settings), seed, spec.responses)
-        arrays = {one.name: getattr(log, one.name) for one in fields(log) if one.name not in ("text_S", "labels_S")}
+        arrays = {one.name: getattr(log, one.name) for one in fields(log) if one.name not in OF_WORDS}
         np.savez(file, floor=floor, **arrays)
         print(f"{spec.name} {number} {truth} {given} {time.perf_counter() - begun:.1f} s", file=sys.stderr, flush=True)
 

@@ -12,6 +12,7 @@ Settings        read_study, Study, Arm, Vocabulary, Correction, Clip, SamplerSet
 Sampling        make_sampler, Decoding, Request, Rollout: vLLM, transformers and the trainer's own bits
 Training        train: one arm with one seed; load_policy, load_tokenizer
 Diagnosis       diagnose: the mismatch in a log of any framework, its causes, and each remedy replayed on it
+                explain: the log recomputed with its model under many hypotheses, and the one that reproduces it
 Results         read_results: what a study's runs left; StudyError: one sentence on what is wrong and where
 TRL             with_dvp: RLOOTrainer and GRPOTrainer on the constrained objective; needs TRL
 """
@@ -43,6 +44,7 @@ _MODULES = {
     "model.policy": ("load_policy", "load_tokenizer"),
     "artifacts.results": ("read_results",),
     "diagnosis.diagnosis": ("diagnose",),
+    "explanation.explanation": ("explain",),
     "runtime.errors": ("StudyError",),
     "integrations.trl": ("with_dvp",),
 }

@@ -426,6 +426,66 @@ def _line(text: str) -> None:
     print(text, flush=True)
 
 
+def explain(
+    log: Annotated[
+        list[str], Argument(metavar="LOG...", help="files or folders that `tailrl diagnose` reads", show_default=False)
+    ],
+    model: Annotated[
+        str, Option(metavar="FOLDER", help="the policy that the log is of, or its name on the hub", show_default=False)
+    ],
+    prompts: Annotated[
+        Path | None,
+        Option(
+            metavar="FILE",
+            help="the prompts, where the log has none: JSONL with `prompt_ids` or `prompt`, or text; a line a row, or "
+            "a set in which each response's is found",
+        ),
+    ] = None,
+    other: Annotated[
+        list[str] | None,
+        Option(metavar="FOLDER", help="weights that a side may have: a step ago, the base model; may be repeated"),
+    ] = None,
+    adapter: Annotated[list[str] | None, Option(metavar="FOLDER", help="a LoRA adapter of the policy")] = None,
+    hypothesis: Annotated[
+        list[str] | None, Option(metavar="MODULE:NAME", help="a hypothesis of your own; may be repeated")
+    ] = None,
+    tokens_scored: Annotated[int, Option("--tokens", parser=tokens, metavar="N", help="that are computed")] = 1000,
+    columns: Annotated[
+        str | None, Option(metavar="ROLE=NAME,...", help="the file's own names, as `tailrl diagnose` takes them")
+    ] = None,
+    json_file: Json = None,
+) -> None:
+    """Recompute a log with its model, and name what reproduces it.
+
+    Ends with 1 where a cause is named, with 2 where nothing reproduces the log, else with 0.
+    """
+    from tailrl.runtime.devices import take
+
+    data = Path(json_file) if json_file and json_file != "-" else None
+    _check_folders(data)
+    take(1)
+    from tailrl.diagnosis.formats import parse_columns
+    from tailrl.diagnosis.progress import read_with_progress
+    from tailrl.explanation.explanation import explain_parts
+    from tailrl.explanation.page import as_json, text
+
+    explanation = explain_parts(
+        read_with_progress([Path(one) for one in log], columns=parse_columns(columns) if columns is not None else None),
+        model,
+        prompts=prompts,
+        others=other or (),
+        adapters=adapter or (),
+        hypotheses=hypothesis or (),
+        tokens=tokens_scored,
+    )
+    print(as_json(explanation) if json_file == "-" else text(explanation), end="")
+    if data is not None:
+        with writing(data):
+            data.write_text(as_json(explanation), encoding="utf-8")
+    if explanation.code:
+        raise Exit(explanation.code)
+
+
 def mirror(results: Folder) -> None:
     """Send a study's runs to a W&B server, without those that it has."""
     from tailrl.tracking.wandb_mirror import mirror as mirror_runs
@@ -449,6 +509,6 @@ def unlock() -> None:
 
 HELP_GROUPS: dict[str, tuple[Callable[..., None], ...]] = {
     "Study": (check, plan, schema, metrics, download, unlock),
-    "Results": (demo, diagnose, watch, probe, across, card, claims, mirror, dashboard),
+    "Results": (demo, diagnose, explain, watch, probe, across, card, claims, mirror, dashboard),
 }
 """The help's groups of commands, in order."""

@@ -19,7 +19,7 @@ from tailrl.runtime.errors import StudyError, few, one_line
 
 SIDES = ("sampler", "trainer")
 PER_TOKEN = (*SIDES, "token", *OPTIONAL_NUMBERS)
-PER_ROW = ("kept", "step", "version", "reward", "text", "prompt", "response", "schema")
+PER_ROW = ("kept", "step", "version", "reward", "text", "prompt", "prompt_mask", "response", "schema")
 ROLES = (*PER_TOKEN, "mask", *PER_ROW)  # our names of columns
 SCHEMA = 1  # the version of the plain schema that is written, and the newest one that is read
 MOST_LABELS, LONGEST_LABEL = 16, 64  # columns of one word a row, and letters of a word; a longer one is a text
@@ -288,7 +288,9 @@ def row_of(row: Mapping[str, Any], known: Format, where: str, step: float = np.n
     if "mask" in tokens:
         chosen_T = tokens.pop("mask") > 0
         tokens = {name: values[chosen_T] for name, values in tokens.items()}
-    seen_T, prompt = _before(None if whole_token_T is None else ids(whole_token_T), chosen_T, columns.get("prompt"))
+    row_ids_T = None if whole_token_T is None else ids(whole_token_T)
+    seen_T, prompt = _before(row_ids_T, chosen_T, columns.get("prompt"))
+    whole_T, place_T = _with_prompt(row_ids_T, chosen_T, columns)
     of_row = {
         name: _one(columns[name], known, name, where) for name in ("step", "version", "reward") if name in columns
     }
@@ -308,6 +310,9 @@ def row_of(row: Mapping[str, Any], known: Format, where: str, step: float = np.n
         prompt=prompt,
         labels=_labels(row, known),
         digest=_digest(step, columns.get("prompt"), whole_token_T, tokens),
+        whole_T=whole_T,
+        place_T=place_T,
+        prompt_text=columns["prompt"] if isinstance(columns.get("prompt"), str) else None,
     )
 
 
@@ -335,6 +340,32 @@ def _before(
     seen_T = seen_before(whole_T)[begin:][chosen_T]
     length = begin + int(chosen_T.argmax())
     return seen_T, _number_of(whole_T[:length].tobytes()) if length and prompt is None else name
+
+
+def _with_prompt(
+    whole_T: IntArray | None, chosen_T: NDArray[np.bool_], columns: Mapping[str, Any]
+) -> tuple[IntArray | None, IntArray | None]:
+    """The ids of prompt and response, and each logged token's place in them; None and None where no prompt has ids."""
+    if whole_T is None or len(whole_T) < len(chosen_T):
+        return None, None
+    place_T = len(whole_T) - len(chosen_T) + np.flatnonzero(chosen_T)
+    if "prompt" in columns and len(place_T) and place_T[0] == 0:
+        prompt_T = _prompt_ids(columns)
+        whole_T, place_T = np.concatenate([prompt_T, whole_T]), place_T + len(prompt_T)
+    if not len(place_T) or place_T[0] == 0:
+        return None, None
+    return whole_T[: place_T[-1] + 1], place_T
+
+
+def _prompt_ids(columns: Mapping[str, Any]) -> IntArray:
+    """The prompt's ids without the padding that a mask shows; none for words or a name in digits."""
+    try:
+        given = numbers(columns["prompt"])
+        mask_T = numbers(columns["prompt_mask"]).reshape(-1) if "prompt_mask" in columns else np.ones(given.size)
+    except ValueError:
+        return np.empty(0, np.int64)
+    prompt_T: IntArray = ids(given.reshape(-1))[: given.size if given.ndim else 0]
+    return prompt_T[mask_T[: len(prompt_T)] > 0] if len(mask_T) >= len(prompt_T) else prompt_T
 
 
 def _number_of(content: bytes) -> float:

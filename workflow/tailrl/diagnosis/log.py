@@ -38,6 +38,9 @@ class LoggedRow:
         text: the response.
         digest: tells a response from any other, for those that several files have.
         labels: other columns with one word or whole number a row, such as the data source.
+        whole_T: token ids of prompt and response together, up to the last token that is scored; place_T: the place in
+            it of each token of the response. None: the log has no prompt's ids.
+        prompt_text: the prompt, where it is logged in words.
     """
 
     where: str
@@ -60,6 +63,9 @@ class LoggedRow:
     text: str | None = None
     digest: bytes = b""
     labels: Mapping[str, str] = field(default_factory=dict)
+    whole_T: IntArray | None = None
+    place_T: IntArray | None = None
+    prompt_text: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +82,8 @@ class Log:
         seen_T: float64, 1 where the token's id stands earlier in the prompt or the response; NaN: not known.
         step_S, version_S, reward_S, prompt_S: float64, as in LoggedRow; NaN: not logged.
         text_S: None: not logged. labels_S: as in LoggedRow.
+        whole_S, place_S, prompt_text_S: each sequence's ids with its prompt, the response's places in them and the
+            prompt's text, as in LoggedRow; None: not logged.
     """
 
     start_S: IntArray
@@ -99,6 +107,9 @@ class Log:
     prompt_S: FloatArray
     text_S: tuple[str | None, ...]
     labels_S: tuple[Mapping[str, str], ...]
+    whole_S: tuple[IntArray | None, ...] = ()
+    place_S: tuple[IntArray | None, ...] = ()
+    prompt_text_S: tuple[str | None, ...] = ()
 
     def has(self) -> frozenset[str]:
         """The optional columns that at least one token or sequence has."""
@@ -152,4 +163,7 @@ def pack(rows: Sequence[LoggedRow]) -> Log:
         prompt_S=each("prompt"),
         text_S=tuple(row.text for row in rows),
         labels_S=tuple(row.labels for row in rows),
+        whole_S=tuple(row.whole_T for row in rows),
+        place_S=tuple(row.place_T for row in rows),
+        prompt_text_S=tuple(row.prompt_text for row in rows),
     )

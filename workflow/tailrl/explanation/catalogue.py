@@ -1,0 +1,136 @@
+"""The catalogue of hypotheses: found by name, each a function and its settings in `catalogue.yaml`."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from tailrl.artifacts.files import Record
+from tailrl.runtime.errors import StudyError, reason
+
+Kind = Literal["inputs", "model", "logits", "record"]
+KINDS: tuple[Kind, ...] = ("inputs", "model", "logits", "record")
+MODULES = {"inputs": "inputs", "model": "models", "logits": "logits", "record": "record"}
+
+Value = float | str
+
+
+class Entry(Record):
+    """An entry of `catalogue.yaml`: a hypothesis and what is said of it.
+
+    Attributes:
+        kind: what it changes: the inputs, the model, the logits or the record. Changes are made in this order.
+        function: its name in the kind's module; None: the entry's own name.
+        values: what is tried for its number.
+        fit: how the number is fitted between them; None: not at all.
+        neutral: the number that changes nothing.
+        words: how it is said, with {value}.
+        look: where to look.
+        benign: whether it is no fault: what rounding in 16 bits gives.
+        needs: what must be given to try it, if anything: an option.
+        reads: "text" or "template": of the tokenizer, which a model's folder may lack.
+        order: its place among changes of its kind.
+        joint: whether it is a setting of samplers that is often set with others.
+    """
+
+    kind: Kind
+    function: str | None = None
+    values: tuple[Value, ...] = (0.0,)
+    fit: Literal["real", "whole"] | None = None
+    neutral: float | None = None
+    words: str
+    look: str
+    benign: bool = False
+    needs: str | None = None
+    reads: Literal["text", "template"] | None = None
+    order: int = 0
+    joint: bool = False
+
+    @property
+    def reads_text(self) -> bool:
+        return self.reads is not None
+
+    @property
+    def reads_template(self) -> bool:
+        return self.reads == "template"
+
+    @property
+    def needs_forward(self) -> bool:
+        """Whether the model must run once more to try it."""
+        return self.kind in ("inputs", "model")
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A hypothesis that can be computed. A user's own is one too, found by its import path.
+
+    Attributes:
+        name: it is known by this name.
+        entry: what is said of it.
+        apply: see the modules `inputs`, `models`, `logits` and `record` for the arguments of each kind.
+    """
+
+    name: str
+    entry: Entry
+    apply: Callable[..., Any] = field(compare=False)
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A hypothesis with a number."""
+
+    hypothesis: Hypothesis
+    value: Value
+
+    def __hash__(self) -> int:
+        return hash((self.hypothesis.name, self.value))
+
+    @property
+    def words(self) -> str:
+        return self.hypothesis.entry.words.format(value=shown(self.value))
+
+
+def shown(value: Value) -> str:
+    """A number with four digits; of a format its name in words."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    kind, _, rest = value.partition("_")
+    if rest == "logits":
+        return f"{kind}, logits too"
+    return f"{kind} in groups of {rest}" if rest.isdigit() else value
+
+
+@cache
+def catalogue() -> tuple[Hypothesis, ...]:
+    """The hypotheses that come with the package, in the order of the file."""
+    text = Path(__file__).with_name("catalogue.yaml").read_text(encoding="utf-8")
+    found = []
+    for name, given in yaml.safe_load(text).items():
+        entry = Entry.model_validate(given, strict=False)
+        module = import_module(f"tailrl.explanation.{MODULES[entry.kind]}")
+        found.append(Hypothesis(name, entry, getattr(module, entry.function or name)))
+    return tuple(found)
+
+
+def imported(paths: Sequence[str]) -> tuple[Hypothesis, ...]:
+    """A user's own hypotheses, each by `package.module:name`; raises StudyError where there is none."""
+    found = []
+    for path in paths:
+        module, separator, name = path.partition(":")
+        if not separator:
+            raise StudyError(f"--hypothesis {path}: write it as package.module:name")
+        try:
+            hypothesis = getattr(import_module(module), name)
+        except Exception as error:  # a module of a user's may fail in any way
+            raise StudyError(f"--hypothesis {path}: cannot be imported: {reason(error)}") from None
+        if not isinstance(hypothesis, Hypothesis):
+            raise StudyError(f"--hypothesis {path}: is no tailrl.explanation.catalogue.Hypothesis")
+        found.append(hypothesis)
+    return tuple(found)

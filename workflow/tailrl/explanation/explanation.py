@@ -1,0 +1,448 @@
+"""Explains a log: the referee, the search for each side, and the verdict."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+
+from tailrl.artifacts.metrics import FloatArray
+from tailrl.diagnosis.log import Log
+from tailrl.diagnosis.tables import read_table
+from tailrl.explanation.catalogue import Choice, Hypothesis, catalogue, imported
+from tailrl.explanation.columns import Finding, inspect
+from tailrl.explanation.places import at_an_end
+from tailrl.explanation.prompts import match, read_prompts
+from tailrl.explanation.scorer import Scorer
+from tailrl.explanation.search import (
+    AS_IT_IS,
+    LEAST_SCALE,
+    Court,
+    Found,
+    Laboratory,
+    World,
+    ordered,
+    search,
+)
+from tailrl.explanation.sequences import Response, Scored, choose, read, require, scored, with_prompts
+from tailrl.model.policy import local_folder
+from tailrl.rollout.sampling import stop_tokens
+from tailrl.runtime.errors import StudyError
+
+SIDES = ("sampler", "trainer")
+TOKENS = 1000  # that the verdict is computed on, if nothing else is said
+FIRST_TOKENS = 320  # on which all hypotheses are tried
+SCREENED_TOKENS = 90  # on which hopeless ones are dropped
+FEWEST_RESPONSES = 6
+EXACT = 0.1  # of rounding's size: below it a side has the model's own bits, but for the order of sums
+WITHIN_ROUNDING = 1.5  # times what bfloat16 makes: two programs round apart
+BAD, GOOD = 4.0, 2.0  # times rounding: responses far from the model, and near it
+LEAST_ROUNDING = 5e-4  # nats: what a log's decimals and the order of sums leave
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What was found of one column.
+
+    Attributes:
+        side: sampler or trainer.
+        before: mean absolute difference from the model in float32, nats.
+        after: from what the explanation predicts.
+        rounding: what bfloat16, logits too, makes of the explanation's prediction, nats.
+        world: the changes that reproduce it; empty: the model as it is.
+        benign: the rounding that is nearest, if any.
+        others: the next best single hypotheses: words and residuals, nats.
+        share: of the responses that the explanation is about.
+        is_placed: whether a finding says at which tokens it differs, and it does not elsewhere.
+    """
+
+    side: str
+    before: float
+    after: float
+    rounding: float
+    world: World
+    benign: World
+    others: tuple[tuple[str, float], ...]
+    share: float = 1.0
+    is_placed: bool = False
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether it is this model's, up to rounding in 16 bits."""
+        return not self.world and self.before <= self.limit
+
+    @property
+    def is_explained(self) -> bool:
+        """Whether no more than rounding is left, or a named cause explains most."""
+        return self.is_placed or self.after <= self.limit or (bool(self.world) and self.after <= 0.5 * self.before)
+
+    @property
+    def limit(self) -> float:
+        return WITHIN_ROUNDING * max(self.rounding, LEAST_ROUNDING)
+
+    @property
+    def explained(self) -> float:
+        """The share of the mean absolute difference that the explanation takes away."""
+        return max(0.0, 1 - self.after / self.before) if self.before else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What a log's recomputation tells.
+
+    Attributes:
+        model: the folder.
+        title: of the log's format.
+        sampler, trainer: what was found of each column.
+        findings: what the columns show without a model.
+        steps: of each step its number, responses, and both sides' mean absolute difference from the model, nats.
+        tried: hypotheses that were computed.
+        untried: the others, by name, with the reason.
+        tokens, responses, rows: that were scored; responses of the log.
+        notes: on prompts and tokens.
+    """
+
+    model: str
+    title: str
+    sampler: Side
+    trainer: Side
+    findings: tuple[Finding, ...]
+    steps: tuple[tuple[float, int, float, float], ...]
+    tried: int
+    untried: tuple[tuple[str, str], ...]
+    tokens: int
+    responses: int
+    rows: int
+    notes: tuple[str, ...]
+
+    @property
+    def shared(self) -> World:
+        """Changes that both sides have: settings of the run, or a log whose prompts are not those that were read."""
+        return tuple(one for one in self.sampler.world if any(_same(one, other) for other in self.trainer.world))
+
+    def own(self, side: str) -> World:
+        """Changes that one side has and the other has not."""
+        other = self.trainer if side == "sampler" else self.sampler
+        return tuple(one for one in getattr(self, side).world if not any(_same(one, two) for two in other.world))
+
+    @property
+    def pinned_side(self) -> str:
+        """The side that stays at this model while the other moves away with the steps; empty: neither."""
+        return _pinned(self.steps, self.sampler.rounding)
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """The sides with a cause of their own or a difference that nothing explains."""
+        return tuple(side for side in SIDES if self.own(side) or not getattr(self, side).is_explained)
+
+    @property
+    def code(self) -> int:
+        """0: nothing but rounding; 1: a cause is named; 2: there is a difference that no hypothesis reproduces."""
+        written = [one for one in self.shared if one.hypothesis.entry.kind == "record"]
+        if self.pinned_side or written or any(self.own(side) for side in SIDES):
+            return 1
+        if any(one.is_fault for one in self.findings):
+            return 1
+        return 0 if self.sampler.is_explained and self.trainer.is_explained else 2
+
+
+def _same(one: Choice, other: Choice) -> bool:
+    if one.hypothesis.name != other.hypothesis.name:
+        return False
+    if isinstance(one.value, float) and isinstance(other.value, float):
+        return abs(one.value - other.value) <= 0.03 * max(abs(one.value), abs(other.value))
+    return one.value == other.value
+
+
+def _pinned(steps: Sequence[tuple[float, int, float, float]], rounding: float) -> str:
+    """The side whose numbers are this model's at every step, while the other's move away; empty: neither."""
+    if len(steps) < 3:
+        return ""
+    far = {"sampler": np.array([one[2] for one in steps]), "trainer": np.array([one[3] for one in steps])}
+    limit = WITHIN_ROUNDING * max(rounding, LEAST_ROUNDING)
+    for side, other in (SIDES, SIDES[::-1]):
+        moves = far[other][-1] > 2 * far[other][0] and far[other][-1] > 2 * limit
+        if (far[side] <= limit).all() and moves and np.corrcoef(np.arange(len(steps)), far[other])[0, 1] > 0.7:
+            return side
+    return ""
+
+
+def explain(
+    log: Any,
+    model: str | Path,
+    *,
+    prompts: str | Path | None = None,
+    others: Sequence[str | Path] = (),
+    adapters: Sequence[str | Path] = (),
+    hypotheses: Sequence[str] = (),
+    tokens: int = TOKENS,
+    columns: dict[str, str] | None = None,
+) -> Explanation:
+    """What reproduces the numbers of a log: `tailrl explain`, from Python.
+
+    The model computes a share of the log's responses in float32, alone, and under each hypothesis of the catalogue:
+    other sampling settings, inputs, weights, number formats. The hypothesis that reproduces a column is the cause.
+
+    Args:
+        log: whatever `tailrl.diagnose` reads; it needs token ids.
+        model: the policy's folder or its name on the hub.
+        prompts: a file with the prompts, if the log has none: one a row, or a set.
+        others: further folders of weights that a side may have: of a step ago, of the base model.
+        adapters: folders of LoRA adapters.
+        hypotheses: one's own, each `package.module:name` of a `catalogue.Hypothesis`.
+        tokens: that are scored.
+        columns: the log's names of columns, by ours, as `tailrl.diagnose` takes them.
+
+    Raises:
+        StudyError: one sentence on what is missing or wrong, and where.
+    """
+    parts = read_table(log, columns=columns)
+    return explain_parts(
+        parts,
+        str(model),
+        prompts=Path(prompts) if prompts else None,
+        others=[str(one) for one in others],
+        adapters=[str(one) for one in adapters],
+        hypotheses=hypotheses,
+        tokens=tokens,
+    )
+
+
+def explain_parts(
+    parts: Iterable[tuple[str, Log]],
+    model: str,
+    *,
+    prompts: Path | None = None,
+    others: Sequence[str] = (),
+    adapters: Sequence[str] = (),
+    hypotheses: Sequence[str] = (),
+    tokens: int = TOKENS,
+) -> Explanation:
+    """The explanation of a log that comes in parts, each with the title of its format."""
+    own = imported(hypotheses)
+    tested = (*catalogue(), *own)
+    log = read(parts)
+    scorer = Scorer(model, others, adapters)
+    responses, notes = list(log.responses), list(log.notes)
+    responses, findings = inspect(responses, stop_tokens(local_folder(model), scorer.context.tokenizer))
+    log = replace(log, responses=tuple(responses))
+    with _progress() as seen:
+        responses, more = with_prompts(log, scorer.context.tokenizer)
+        notes += more
+        if not responses and prompts is not None:
+            candidates = read_prompts(prompts, scorer.context.tokenizer)
+            few = _spread(log.responses, 2 * max(FEWEST_RESPONSES, tokens // 48))
+            responses, sentence = match(scorer, few, candidates, log.rows, seen)
+            notes.append(sentence)
+        require(responses, model if not log.title else f"the log ({log.title})")
+        return _explained(scorer, log, responses, findings, tested, notes, tokens, model, seen)
+
+
+def _spread(responses: Sequence[Response], count: int) -> list[Response]:
+    order = choose_without_prompts(responses)
+    return sorted(order[:count], key=lambda one: one.number)
+
+
+def choose_without_prompts(responses: Sequence[Response]) -> list[Response]:
+    """Responses in the order of `choose`, which asks for ids with prompts."""
+    marked = {
+        one.number: replace(one, whole_T=np.zeros(1, np.int64), place_T=np.zeros(1, np.int64)) for one in responses
+    }
+    by_number = {one.number: one for one in responses}
+    return [by_number[one.number] for one in choose(list(marked.values()), len(responses))]
+
+
+def _explained(
+    scorer: Scorer,
+    log: Any,
+    responses: Sequence[Response],
+    findings: list[Finding],
+    tested: Sequence[Hypothesis],
+    notes: list[str],
+    tokens: int,
+    model: str,
+    seen: Callable[[int], object],
+) -> Explanation:
+    by_number = {one.number: one for one in responses}
+    order = choose(responses, len(responses))
+    everything = _until(order, by_number, tokens)
+    if not everything:
+        raise StudyError("the log has no response with finite log-probs of both sides")
+    whole = Laboratory(scorer, everything, seen)
+    rounding = _rounding_of(whole, tested)
+    scale_T = _scale(whole, rounding)
+    steps = _by_step(whole)
+    sides = {}
+    for side in SIDES:
+        place = _place(side, whole, rounding)
+        findings += [place] if place else []
+        sides[side] = _explain_side(side, whole, rounding, scale_T, tested, steps, bool(place))
+    untried = {one.name: one.entry.needs for one in tested if one.entry.needs and not _is_given(one, scorer)}
+    if scorer.context.tokenizer is None:
+        untried |= {one.name: "the model's folder has no tokenizer" for one in tested if one.entry.reads_text}
+    elif scorer.context.template is None:
+        untried |= {one.name: "the tokenizer has no chat template" for one in tested if one.entry.reads_template}
+    if not getattr(scorer.model.config, "attention_dropout", 0.0):
+        untried["train mode"] = "the model has no dropout"
+    return Explanation(
+        model=model,
+        title=log.title,
+        sampler=sides["sampler"],
+        trainer=sides["trainer"],
+        findings=tuple(findings),
+        steps=steps,
+        tried=len({one.name for one in tested} - untried.keys()),
+        untried=tuple((name, str(why)) for name, why in untried.items()),
+        tokens=len(whole.sequence_T),
+        responses=len(everything),
+        rows=log.rows,
+        notes=tuple(notes),
+    )
+
+
+def _is_given(hypothesis: Hypothesis, scorer: Scorer) -> bool:
+    return bool(
+        {"--other FOLDER": scorer.context.others, "--adapter FOLDER": scorer.context.adapters}[
+            hypothesis.entry.needs or ""
+        ]
+    )
+
+
+def _until(order: Sequence[Response], by_number: dict[int, Response], tokens: int) -> list[Scored]:
+    """The first responses of an order with so many tokens, and no fewer responses than are needed for an error."""
+    found: list[Scored] = []
+    for response in order:
+        one = scored(response, by_number) if np.isfinite(response.sampler_T + response.trainer_T).any() else None
+        if one is not None:
+            found.append(one)
+        if sum(len(one.position_T) for one in found) >= tokens and len(found) >= FEWEST_RESPONSES:
+            break
+    return found
+
+
+def _rounding_of(
+    laboratory: Laboratory, tested: Sequence[Hypothesis], value: str = "bfloat16"
+) -> Callable[[World], float]:
+    """What bfloat16 makes of a world's predictions: mean absolute difference, nats."""
+    choice = Choice(next(h for h in tested if h.name == "bfloat16"), value)
+
+    def rounding(world: World) -> float:
+        plain_T, rounded_T = laboratory.predicted(world), laboratory.predicted(ordered([*world, choice]))
+        if plain_T is None or rounded_T is None:
+            return 0.0
+        return float(np.nanmean(np.abs(plain_T - rounded_T)))
+
+    return rounding
+
+
+def _scale(laboratory: Laboratory, rounding: Callable[[World], float]) -> FloatArray:
+    """The size of rounding for each token, nats: nearly proportional to 1 minus its probability."""
+    logprob_T = laboratory.predicted(AS_IT_IS)
+    assert logprob_T is not None
+    rest_T = np.maximum(-np.expm1(logprob_T), 0.02)
+    scale_T: FloatArray = np.maximum(rounding(AS_IT_IS) / rest_T.mean() * rest_T, LEAST_SCALE)
+    return scale_T
+
+
+def _by_step(laboratory: Laboratory) -> tuple[tuple[float, int, float, float], ...]:
+    """Of each logged step: responses and both sides' distance from the model."""
+    logprob_T = laboratory.predicted(AS_IT_IS)
+    assert logprob_T is not None
+    step_S = np.array([one.response.step for one in laboratory.chosen])
+    found = []
+    for step in np.unique(step_S[np.isfinite(step_S)]):
+        own_T = step_S[laboratory.sequence_T] == step
+        far = [float(np.mean(np.abs(laboratory.column(side) - logprob_T)[own_T])) for side in SIDES]
+        found.append((float(step), int((step_S == step).sum()), far[0], far[1]))
+    return tuple(found)
+
+
+def _explain_side(
+    side: str,
+    whole: Laboratory,
+    rounding: Callable[[World], float],
+    scale_T: FloatArray,
+    tested: Sequence[Hypothesis],
+    steps: Sequence[Any],
+    is_placed: bool,
+) -> Side:
+    court = Court(whole, side, scale_T)
+    before, size = court.residual(AS_IT_IS), rounding(AS_IT_IS)
+    if before <= max(EXACT * size, LEAST_SCALE) or is_placed or _pinned(steps, size):
+        largest = _rounding_of(whole, tested, "bfloat16_logits")(AS_IT_IS)
+        return Side(side, before, before, largest, AS_IT_IS, AS_IT_IS, (), is_placed=is_placed)
+    chosen, share = _bad_ones(whole, court, size)
+    small, tiny = (
+        whole.part(_first(chosen, FIRST_TOKENS)),
+        whole.part(_first(chosen, SCREENED_TOKENS, 2)),
+    )
+    screen = Court(tiny, side, _scale(tiny, _rounding_of(tiny, tested)))
+    small_court = Court(small, side, _scale(small, _rounding_of(small, tested)), screen)
+    found = search(small_court, tested, _rounding_of(small, tested))
+    if share < 1:
+        whole = whole.part(chosen)
+        court = Court(whole, side, _scale(whole, rounding_here := _rounding_of(whole, tested)))
+        rounding, before = rounding_here, court.residual(AS_IT_IS)
+    world, benign = _confirmed(court, found)
+    others = tuple((_words(one.world), one.residual) for one in found.others if one.world != world)[:5]
+    after = min(court.residual(world), court.residual(ordered([*world, *benign])))
+    largest = _rounding_of(whole, tested, "bfloat16_logits")(world)
+    return Side(side, before, after, largest, world, benign, others, share)
+
+
+def _place(side: str, whole: Laboratory, rounding: Callable[[World], float]) -> Finding | None:
+    logprob_T = whole.predicted(AS_IT_IS)
+    assert logprob_T is not None
+    limit = WITHIN_ROUNDING * max(rounding(AS_IT_IS), LEAST_ROUNDING)
+    return at_an_end(side, whole.chosen, np.minimum(np.abs(whole.column(side) - logprob_T), 50), limit)
+
+
+def _bad_ones(whole: Laboratory, court: Court, size: float) -> tuple[list[Scored], float]:
+    """The responses that are far from the model, where others are near it, and their share; else all."""
+    logprob_T = whole.predicted(AS_IT_IS)
+    assert logprob_T is not None
+    far_T = np.minimum(np.abs(court.column_T - logprob_T), 5)
+    far_S = np.bincount(whole.sequence_T, far_T) / np.bincount(whole.sequence_T)
+    bad_S, good_S = far_S > BAD * max(size, LEAST_ROUNDING), far_S < GOOD * max(size, LEAST_ROUNDING)
+    if bad_S.sum() < 3 or good_S.sum() < 3 or (bad_S | good_S).mean() < 0.8:
+        return list(whole.chosen), 1.0
+    return [one for one, bad in zip(whole.chosen, bad_S, strict=True) if bad], float(bad_S.mean())
+
+
+def _first(chosen: Sequence[Scored], tokens: int, fewest: int = FEWEST_RESPONSES) -> list[Scored]:
+    found: list[Scored] = []
+    for one in chosen:
+        found.append(one)
+        if sum(len(two.position_T) for two in found) >= tokens and len(found) >= fewest:
+            break
+    return found
+
+
+def _confirmed(court: Court, found: Found) -> tuple[World, World]:
+    """The explanation, its numbers fitted once more on all tokens; without what these do not confirm."""
+    world = found.world
+    for choice in world:
+        if choice.hypothesis.entry.kind in ("logits", "record"):
+            rest = tuple(one for one in world if one.hypothesis.name != choice.hypothesis.name)
+            world = ordered([*rest, court.fitted(rest, choice, 20)])
+    if world:
+        judged = court.judge(world, found.benign if court.judge(found.benign) else AS_IT_IS)
+        if judged is None or judged.clear < 2:
+            return AS_IT_IS, found.benign
+    return world, found.benign
+
+
+def _words(world: World) -> str:
+    return ", ".join(choice.words for choice in world)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int], object]]:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("computing", total=None)
+        yield lambda size: progress.advance(task, size)

@@ -1,0 +1,183 @@
+"""What an explanation says: text for a terminal, and plain data for JSON."""
+
+import json
+from typing import Any
+
+from tailrl.analysis.format import count
+from tailrl.explanation.catalogue import Choice
+from tailrl.explanation.explanation import SIDES, Explanation, Side
+from tailrl.explanation.search import World
+
+
+def text(explanation: Explanation) -> str:
+    """The explanation for a terminal."""
+    blocks = [_head(explanation), _verdict(explanation), _referee(explanation), _others(explanation)]
+    return "\n\n".join(filter(None, [*blocks, _untried(explanation)])) + "\n"
+
+
+def _head(explanation: Explanation) -> str:
+    scored = f"{count(explanation.tokens, 'token')} of {count(explanation.responses, 'response')}"
+    lines = [
+        f"{explanation.title}: {count(explanation.rows, 'response')}.",
+        f"{scored} computed with {explanation.model} in float32, one response at a time, and under "
+        f"{explanation.tried} hypotheses.",
+        *explanation.notes,
+    ]
+    return "\n".join(lines)
+
+
+def _referee(explanation: Explanation) -> str:
+    lines = ["How far each column is from the model, mean absolute difference in nats:"]
+    for name in SIDES:
+        side: Side = getattr(explanation, name)
+        lines.append(f"  {name:8} {side.before:8.4f}   (rounding in bfloat16 makes {side.rounding:.4f})")
+    if len(explanation.steps) > 1:
+        lines.append("By step:      step   responses   sampler   trainer")
+        lines += [
+            f"          {step:8g} {number:11d} {far:9.4f} {near:9.4f}" for step, number, far, near in explanation.steps
+        ]
+    return "\n".join(lines)
+
+
+def _verdict(explanation: Explanation) -> str:
+    return "\n".join(verdict(explanation))
+
+
+def verdict(explanation: Explanation) -> list[str]:
+    """The sentences of the verdict, the most important first."""
+    found = [finding.words for finding in explanation.findings]
+    if explanation.pinned_side:
+        found.append(_pinned(explanation))
+    for name in SIDES:
+        own = explanation.own(name)
+        side: Side = getattr(explanation, name)
+        if own:
+            found += _cause(name, side, own)
+    written = [choice for choice in explanation.shared if choice.hypothesis.entry.kind == "record"]
+    if written:
+        found.append(f"Both columns hold {_words(tuple(written))}. Look at {written[0].hypothesis.entry.look}.")
+    elif explanation.shared:
+        found.append(
+            f"Both sides have {_words(explanation.shared)}: a setting of the run, or the log's prompts are not those "
+            "that were read. It makes no mismatch."
+        )
+    unexplained = [] if explanation.pinned_side else [n for n in SIDES if not getattr(explanation, n).is_explained]
+    if len(unexplained) == 2:
+        found.append("Neither column is this model's: give the checkpoint that the log is of, or --other FOLDER.")
+    for name in unexplained:
+        side = getattr(explanation, name)
+        found.append(
+            f"None of {explanation.tried} hypotheses reproduces the {name}'s numbers: {side.before:.3g} nats from the "
+            f"model, at best {min([side.after, *(left for _, left in side.others)]):.3g}, where rounding makes "
+            f"{side.rounding:.2g}."
+        )
+    if not found:
+        found.append(_clean(explanation))
+    return found
+
+
+def _clean(explanation: Explanation) -> str:
+    nearest = [
+        f"the {name}'s are nearest to {_words(side.benign)}"
+        for name in SIDES
+        if (side := getattr(explanation, name)).benign
+    ]
+    rest = f" ({'; '.join(nearest)})" if nearest else ""
+    return f"Both sides compute this model, and differ by rounding alone{rest}. There is nothing to mend."
+
+
+def _cause(name: str, side: Side, own: World) -> list[str]:
+    where = "" if side.share == 1 else f"In {side.share:.0%} of the computed responses the "
+    subject = f"{where}{'' if where else 'The '}{name}'s numbers"
+    rest = "what rounding leaves" if side.after <= side.limit else "more than rounding leaves"
+    sentence = (
+        f"{subject} are those of this model with {_words(own)}: {side.before:.3g} nats become {side.after:.2g}, "
+        f"{rest}; {side.explained:.1%} explained."
+    )
+    looks = dict.fromkeys(choice.hypothesis.entry.look for choice in own)
+    return [sentence, *(f"Look at {look}." for look in looks)]
+
+
+def _pinned(explanation: Explanation) -> str:
+    side = explanation.pinned_side
+    other = {"sampler": "trainer", "trainer": "sampler"}[side]
+    index = {"sampler": 2, "trainer": 3}[other]
+    first, last = explanation.steps[0], explanation.steps[-1]
+    return (
+        f"The {side}'s numbers are this model's at every step, while the {other}'s move away: {first[index]:.3g} "
+        f"nats at step {first[0]:g}, {last[index]:.3g} at step {last[0]:g}. The {side} keeps the weights of this "
+        "checkpoint: updates never reach it. Look at the weights' hand-over."
+    )
+
+
+def _others(explanation: Explanation) -> str:
+    lines = []
+    for name in SIDES:
+        side: Side = getattr(explanation, name)
+        if side.others and not side.is_clean:
+            lines.append(f"Next best for the {name}, each alone:")
+            lines += [f"  {left:8.4f}   {words}" for words, left in side.others]
+    return "\n".join(lines)
+
+
+def _untried(explanation: Explanation) -> str:
+    if not explanation.untried:
+        return ""
+    return "Not tried: " + "; ".join(f"{name} ({why})" for name, why in explanation.untried) + "."
+
+
+def _words(world: World) -> str:
+    words = [choice.words for choice in world]
+    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
+
+
+# --- as data ---------------------------------------------------------------------------------------------
+
+
+def as_data(explanation: Explanation) -> dict[str, Any]:
+    """The explanation as plain data; docs/how-to/explain.md has the keys."""
+    return {
+        "model": explanation.model,
+        "format": explanation.title,
+        "code": explanation.code,
+        "verdict": verdict(explanation),
+        "sides": {name: _side(explanation, name) for name in SIDES},
+        "both": [_choice(choice) for choice in explanation.shared],
+        "pinned": explanation.pinned_side or None,
+        "findings": [
+            {"name": one.name, "side": one.side, "share": one.share, "words": one.words} for one in explanation.findings
+        ],
+        "steps": [
+            {"step": step, "responses": number, "sampler": far, "trainer": near}
+            for step, number, far, near in explanation.steps
+        ],
+        "tokens": explanation.tokens,
+        "responses": explanation.responses,
+        "rows": explanation.rows,
+        "hypotheses": explanation.tried,
+        "not_tried": dict(explanation.untried),
+        "notes": list(explanation.notes),
+    }
+
+
+def as_json(explanation: Explanation) -> str:
+    return json.dumps(as_data(explanation), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _side(explanation: Explanation, name: str) -> dict[str, Any]:
+    side: Side = getattr(explanation, name)
+    return {
+        "nats_from_model": side.before,
+        "nats_left": side.after,
+        "rounding_nats": side.rounding,
+        "explained": side.explained,
+        "share_of_responses": side.share,
+        "clean": side.is_clean,
+        "cause": [_choice(choice) for choice in explanation.own(name)],
+        "rounding": [_choice(choice) for choice in side.benign],
+        "next": [{"words": words, "nats_left": left} for words, left in side.others],
+    }
+
+
+def _choice(choice: Choice) -> dict[str, Any]:
+    return {"name": choice.hypothesis.name, "value": choice.value, "words": choice.words}

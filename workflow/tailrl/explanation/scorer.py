@@ -1,0 +1,121 @@
+"""Runs the model on sequences under changes, one sequence at a time, and returns reduced rows."""
+
+import copy
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from tailrl.explanation.attention import ALONE
+from tailrl.explanation.catalogue import Choice
+from tailrl.explanation.inputs import Context, Inputs, chat_template
+from tailrl.explanation.models import LOGITS_TOO
+from tailrl.explanation.rows import CHUNK, Rows, reduced
+from tailrl.model.forward import head_weight
+from tailrl.model.policy import load_policy, load_tokenizer
+from tailrl.runtime import distributed
+from tailrl.runtime.errors import StudyError, say
+
+MOST_VARIANTS = 1  # copies of the model beside the model itself
+
+
+class Scorer:
+    """A model, its context and its changed copies.
+
+    Attributes:
+        context: what hypotheses may look at.
+        watched: token ids that get entries of their own in every row.
+    """
+
+    def __init__(self, folder: str, others: Sequence[str] = (), adapters: Sequence[str] = ()) -> None:
+        """Raises StudyError where the model cannot be read; a missing tokenizer is said, and left out."""
+        self.model = load_policy(folder).to(distributed.device()).eval().requires_grad_(False)
+        self.model.set_attn_implementation(ALONE)
+        try:
+            tokenizer = load_tokenizer(folder)
+        except StudyError as error:
+            say(f"{error}; hypotheses on texts are left out")
+            tokenizer = None
+        template = chat_template(tokenizer)
+        self.context = Context(self.model.config, tokenizer, tuple(others), tuple(adapters), template)
+        self.watched: set[int] = set(getattr(tokenizer, "all_special_ids", ()))
+        self._variants: dict[tuple[Choice, ...], PreTrainedModel | None] = {}
+
+    @property
+    def device(self) -> torch.device:
+        return head_weight(self.model).device
+
+    def variant(self, changes: tuple[Choice, ...]) -> PreTrainedModel | None:
+        """The model under changes of weights or arithmetic, in their order; None where one does not apply."""
+        if not changes:
+            return self.model
+        if changes not in self._variants:
+            while len(self._variants) >= MOST_VARIANTS:
+                self._variants.pop(next(iter(self._variants)))
+            changed: PreTrainedModel | None = copy.deepcopy(self.model)
+            for choice in changes:
+                changed = changed and choice.hypothesis.apply(changed, choice.value, self.context)
+            if changed is not None and changed.config._attn_implementation != ALONE:
+                changed.set_attn_implementation(ALONE)
+            self._variants[changes] = changed
+        return self._variants[changes]
+
+    def inputs_of(self, inputs: Inputs, changes: tuple[Choice, ...]) -> Inputs | None:
+        """What the model reads under changes of inputs; None where none of them changes this sequence."""
+        found = inputs
+        for choice in changes:
+            found = choice.hypothesis.apply(found, choice.value, self.context) or found
+        return None if changes and found is inputs else found
+
+    @torch.no_grad()
+    def rows(
+        self,
+        sequences: Sequence[Inputs],
+        model_changes: tuple[Choice, ...] = (),
+        input_changes: tuple[Choice, ...] = (),
+        seen: Callable[[int], object] = int,
+    ) -> Rows | None:
+        """Reduced rows of all scored tokens, on the CPU; None where the changes apply to no sequence or not at all."""
+        read = [self.inputs_of(inputs, input_changes) for inputs in sequences]
+        if all(found is None for found in read):
+            return None
+        model = self.variant(model_changes)
+        if model is None:
+            return None
+        parts = []
+        for inputs, found in zip(sequences, read, strict=True):
+            parts.append(self._rows_of(model, found or inputs))
+            seen(len(inputs.ids))
+        return Rows.joined(parts)
+
+    def _rows_of(self, model: PreTrainedModel, inputs: Inputs) -> Rows:
+        ids_P = torch.tensor(inputs.ids, device=self.device)
+        if int(ids_P.max()) >= head_weight(model).shape[0] or int(ids_P.min()) < 0:
+            raise StudyError(f"the log has the token id {int(ids_P.max())}, which the model's vocabulary has not")
+        positions = range(len(ids_P)) if inputs.positions is None else inputs.positions
+        place_T = torch.from_numpy(np.asarray(inputs.place_T)).to(self.device)
+        hidden_PH = model.base_model(
+            input_ids=ids_P[None],
+            position_ids=torch.tensor([list(positions)], device=self.device),
+            use_cache=False,
+            **({} if inputs.window is None else {"window": inputs.window}),
+        ).last_hidden_state[0]
+        head_VH = head_weight(model)
+        if not getattr(model, LOGITS_TOO, False):
+            hidden_PH, head_VH = hidden_PH.float(), head_VH.float()
+        parts = []
+        for place_C in torch.split(place_T, CHUNK):
+            logits_CV = (hidden_PH[place_C - 1] @ head_VH.T).float()
+            parts.append(reduced(logits_CV, ids_P, place_C, inputs.first, self.watched).cpu())
+        return Rows.joined(parts)
+
+
+def first_logprobs(scorer: Scorer, prompt: Sequence[int]) -> Tensor:
+    """Log-probs of all tokens after a prompt, float32 [V]."""
+    with torch.no_grad():
+        ids_1P = torch.tensor([list(prompt)], device=scorer.device)
+        hidden_H = scorer.model.base_model(input_ids=ids_1P, use_cache=False).last_hidden_state[0, -1]
+        logprob_V: Tensor = (head_weight(scorer.model) @ hidden_H).float().log_softmax(-1).cpu()
+        return logprob_V

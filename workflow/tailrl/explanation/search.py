@@ -1,0 +1,386 @@
+"""The search: what each hypothesis predicts, how far that is from a column, and the greedy combination of several."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from tailrl.artifacts.metrics import FloatArray
+from tailrl.explanation import record
+from tailrl.explanation.catalogue import KINDS, Choice, Hypothesis
+from tailrl.explanation.record import Predicted
+from tailrl.explanation.rows import Rows
+from tailrl.explanation.scorer import Scorer
+from tailrl.explanation.sequences import Scored
+
+World = tuple[Choice, ...]
+"""Changes of the model, in the order in which they are made; empty: the model as it is."""
+
+AS_IT_IS: World = ()
+
+HOPEFUL = 1.0  # standard errors by which a world must be better on the screen's few tokens
+MOST_HOPEFUL = 6  # worlds that need a forward and are tried on more tokens
+CLEAR = 4.0  # standard errors by which a hypothesis must be better
+LEAST_GAIN = 0.08  # share of the mean absolute difference that it must explain
+LEAST_SCALE = 2e-4  # nats: no column is exact to less, as logs have five decimals
+LEAST_SHARE = 0.5  # tokens of which a hypothesis must say something
+MOST_FITS = 28  # evaluations for one fitted number
+MOST_FORWARDS = 8  # likewise where each takes a forward
+ENOUGH = 1.6  # times what bfloat16 makes: with no more left, no hypothesis that needs a forward is tried
+MOST_CHANGES = 5
+JOINT_ROUNDS = 4
+MOST_REFITTED = 4  # worlds of several changes whose numbers are all fitted before they are judged
+KEPT_ROWS = 3  # reduced rows in memory
+
+
+def ordered(choices: Iterable[Choice]) -> World:
+    """Choices in the order in which they act."""
+    return tuple(
+        sorted(
+            choices, key=lambda c: (KINDS.index(c.hypothesis.entry.kind), c.hypothesis.entry.order, c.hypothesis.name)
+        )
+    )
+
+
+def of_kind(world: World, *kinds: str) -> World:
+    return tuple(choice for choice in world if choice.hypothesis.entry.kind in kinds)
+
+
+@dataclass
+class Laboratory:
+    """Computes what worlds predict for a set of responses.
+
+    Attributes:
+        scorer: the model.
+        chosen: the responses.
+    """
+
+    scorer: Scorer
+    chosen: Sequence[Scored]
+    seen: Callable[[int], object] = int
+    _rows: dict[World, Rows | None] = field(default_factory=dict)
+    _predicted: dict[World, FloatArray | None] = field(default_factory=dict)
+    pinned: set[World] = field(default_factory=lambda: {AS_IT_IS})
+    _parts: dict[tuple[int, ...], "Laboratory"] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.start_S = np.cumsum([0, *(len(one.position_T) for one in self.chosen)])
+        self.sequence_T = np.repeat(np.arange(len(self.chosen)), np.diff(self.start_S))
+
+    def part(self, chosen: Sequence[Scored]) -> "Laboratory":
+        """A laboratory for some of the responses; both sides share it, and so its forwards."""
+        key = tuple(one.response.number for one in chosen)
+        return self._parts.setdefault(key, Laboratory(self.scorer, chosen, self.seen))
+
+    def column(self, side: str) -> FloatArray:
+        """The logged numbers of a side, nats [T]."""
+        return np.concatenate([getattr(one, f"{side}_T") for one in self.chosen])
+
+    def rows(self, world: World) -> Rows | None:
+        """Reduced rows of the world's forward; None where its changes apply nowhere."""
+        forward = of_kind(world, "inputs", "model")
+        if forward not in self._rows:
+            self._rows[forward] = self.scorer.rows(
+                [one.inputs for one in self.chosen], of_kind(forward, "model"), of_kind(forward, "inputs"), self.seen
+            )
+            kept = [key for key in self._rows if key not in self.pinned]
+            for key in kept[: -KEPT_ROWS or None]:
+                del self._rows[key]
+        return self._rows[forward]
+
+    def predicted(self, world: World) -> FloatArray | None:
+        """What the column would hold, nats [T], NaN where the world says nothing; None where it does not apply."""
+        if world not in self._predicted:
+            self._predicted[world] = self._predict(world)
+        return self._predicted[world]
+
+    def _predict(self, world: World) -> FloatArray | None:
+        rows = self.rows(world)
+        if rows is None:
+            return None
+        for choice in of_kind(world, "logits"):
+            rows = choice.hypothesis.apply(rows, choice.value)
+        logprob_T = rows.logprobs().numpy()
+        written = of_kind(world, "record")
+        if not written:
+            return logprob_T
+        top_T = rows.top_logprobs().numpy()
+        parts = []
+        for (begin, end), one in zip(pairwise(self.start_S), self.chosen, strict=True):
+            own = Predicted(logprob_T[begin:end], top_T[begin:end], one.position_T, len(one.response.sampler_T))
+            found_T = record.as_it_is(own, 0.0)
+            for choice in written:
+                found_T = choice.hypothesis.apply(own, choice.value)
+            parts.append(found_T)
+        return np.concatenate(parts)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """How a world stands against a column.
+
+    Attributes:
+        world: its changes.
+        loss: mean over tokens of log(1 + (difference / rounding)²) / 2: how many tokens are reproduced.
+        residual: mean absolute difference, nats.
+        clear: standard errors by which its loss is below that of the world that it was held against.
+    """
+
+    world: World
+    loss: float
+    residual: float
+    clear: float = 0.0
+
+
+class Court:
+    """Holds worlds against one column of a laboratory."""
+
+    def __init__(self, laboratory: Laboratory, side: str, scale_T: FloatArray, screen: "Court | None" = None) -> None:
+        """`screen`: a court over few tokens, which spares forwards under hypotheses that fail there."""
+        self.laboratory, self.screen = laboratory, screen
+        self.column_T = laboratory.column(side)
+        self.scale_T = scale_T
+        self.sequences = int(laboratory.sequence_T.max()) + 1
+
+    def losses(self, world: World) -> FloatArray | None:
+        """The loss of each token; NaN where the world says nothing; None where it does not apply."""
+        predicted_T = self.laboratory.predicted(world)
+        if predicted_T is None:
+            return None
+        difference_T = np.clip(np.abs(self.column_T - predicted_T), 0, 1e3)
+        return np.log1p((difference_T / self.scale_T) ** 2) / 2
+
+    def judge(self, world: World, against: World = AS_IT_IS) -> Judged | None:
+        """How the world stands; None where it does not apply or says too little."""
+        loss_T, other_T = self.losses(world), self.losses(against)
+        if loss_T is None or other_T is None:
+            return None
+        both_T = np.isfinite(loss_T) & np.isfinite(other_T)
+        if both_T.mean() < LEAST_SHARE:
+            return None
+        gain_T = (other_T - loss_T)[both_T]
+        # Tokens of a response are alike: the error is that of sums over responses.
+        sums_S = np.bincount(self.laboratory.sequence_T[both_T], gain_T - gain_T.mean(), self.sequences)
+        error = max(np.sqrt((sums_S**2).sum()), np.sqrt(len(gain_T)) * 1e-9) / len(gain_T)
+        return Judged(world, float(loss_T[both_T].mean()), self.residual(world), float(gain_T.mean() / error))
+
+    def hopeful(self, worlds: Sequence[World], against: World) -> list[World]:
+        """The worlds that do best on the few tokens of the screen; all where there is none."""
+        if self.screen is None:
+            return list(worlds)
+        judged = [found for world in worlds if (found := self.screen.judge(world, against))]
+        better = sorted((one for one in judged if one.clear >= HOPEFUL), key=lambda one: one.loss)
+        return [one.world for one in better[:MOST_HOPEFUL]]
+
+    def residual(self, world: World) -> float:
+        """Mean absolute difference of the column and the world's prediction, nats."""
+        predicted_T = self.laboratory.predicted(world)
+        assert predicted_T is not None
+        return float(np.nanmean(np.clip(np.abs(self.column_T - predicted_T), 0, 50)))
+
+    def fitted(self, world: World, choice: Choice, most: int) -> Choice:
+        """The choice with its number fitted, the rest of the world as it is."""
+        entry = choice.hypothesis.entry
+        if entry.fit is None or not isinstance(choice.value, float):
+            return choice
+        numbers = sorted(value for value in entry.values if isinstance(value, float))
+        low, high = _neighbours(numbers, choice.value)
+
+        def loss(value: float) -> float:
+            judged = self.judge(ordered([*world, Choice(choice.hypothesis, value)]))
+            return judged.loss if judged else np.inf
+
+        best = (
+            _whole(loss, choice.value, low, high, most)
+            if entry.fit == "whole"
+            else _golden(loss, choice.value, low, high, most)
+        )
+        return Choice(choice.hypothesis, best)
+
+
+def _neighbours(numbers: Sequence[float], value: float) -> tuple[float, float]:
+    below = [one for one in numbers if one < value]
+    above = [one for one in numbers if one > value]
+    low = below[-1] if below else value / 2 if value > 0 else value * 2
+    high = above[0] if above else value * 2 if value > 0 else value / 2
+    return low, high
+
+
+def _golden(loss: Callable[[float], float], start: float, low: float, high: float, most: int) -> float:
+    """The number between the neighbours with the least loss, by golden sections; rounded where that loses nothing."""
+    share = (5**0.5 - 1) / 2
+    a, b = low, high
+    tried = {start: loss(start)}
+    c, d = b - share * (b - a), a + share * (b - a)
+    for _ in range(most):
+        for place in (c, d):
+            if place not in tried:
+                tried[place] = loss(place)
+        if tried[c] < tried[d]:
+            b, d = d, c
+            c = b - share * (b - a)
+        else:
+            a, c = c, d
+            d = a + share * (b - a)
+        if b - a < 1e-4 * max(1e-3, abs(a)) or len(tried) >= most:
+            break
+    best = min(tried, key=lambda value: tried[value])
+    rounds = {float(f"{best:.{digits}g}") for digits in (1, 2, 3)}
+    near = {value: loss(value) for value in rounds if value and abs(value - best) <= 0.02 * abs(best)}
+    near = {value: found for value, found in near.items() if found <= tried[best] * 1.001 + 1e-6}
+    return min(near, key=lambda value: len(f"{value:g}")) if near else best
+
+
+def _whole(loss: Callable[[float], float], start: float, low: float, high: float, most: int) -> float:
+    """The whole number between the neighbours with the least loss: steps that halve."""
+    tried = {start: loss(start)}
+    step = max(1, round(max(high - start, start - low) / 2))
+    while len(tried) < most:
+        best = min(tried, key=lambda value: tried[value])
+        around = [v for v in (best - step, best + step) if low <= v <= high and v not in tried and (v > 0 or low < 0)]
+        for value in around[: most - len(tried)]:
+            tried[value] = loss(value)
+        if min(tried, key=lambda value: tried[value]) == best:
+            if step == 1:
+                break
+            step = max(1, step // 2)
+    return min(tried, key=lambda value: tried[value])
+
+
+@dataclass(frozen=True)
+class Found:
+    """The explanation of one column.
+
+    Attributes:
+        world: the changes that reproduce it, without benign ones.
+        benign: the benign change that is nearest, if any.
+        others: the next best single hypotheses, the best first.
+    """
+
+    world: World
+    benign: World
+    others: tuple[Judged, ...]
+
+
+def search(court: Court, hypotheses: Sequence[Hypothesis], rounding: Callable[[World], float]) -> Found:
+    """The greedy combination of hypotheses that reproduces a column.
+
+    A hypothesis is taken where it is clearly better than the best without it, a benign one included. Those that need
+    another forward are tried where the others leave more than rounding; without any cause, always once.
+    `rounding` gives the mean absolute difference that bfloat16 makes in a world, nats.
+    """
+    benign = [h for h in hypotheses if h.entry.benign]
+    others = [h for h in hypotheses if not h.entry.benign]
+    world, reference = AS_IT_IS, _best_benign(court, AS_IT_IS, benign)
+    singles: list[Judged] = []
+    while len(world) < MOST_CHANGES:
+        against = ordered([*world, *reference])
+        tried = list(_tried(court, world, reference, [h for h in others if not h.entry.needs_forward]))
+        if not world and (joint := _joint(court, others)):
+            tried += [found for found in [court.judge(_pruned(court, _refitted(court, joint)), against)] if found]
+        if world:
+            # Numbers that were fitted alone make up for what is missing: the best are judged with all numbers fitted.
+            best_first = sorted(tried, key=lambda one: one.loss)[:MOST_REFITTED]
+            again = [court.judge(_refitted(court, one.world), against) for one in best_first]
+            tried = [one for one in again if one is not None]
+        good = [one for one in tried if _is_better(court, one, against)]
+        left = min((one.residual for one in good), default=np.inf)
+        if (not world and not left <= ENOUGH * rounding(world)) or (
+            not good and court.residual(against) > ENOUGH * rounding(world)
+        ):
+            tried += _tried(court, world, reference, [h for h in others if h.entry.needs_forward])
+            good = [one for one in tried if _is_better(court, one, against)]
+        if not world:
+            singles = sorted((one for one in tried if len(one.world) == 1), key=lambda one: one.loss)
+        if not good:
+            break
+        best = min(good, key=lambda one: one.loss)
+        world = _refitted(court, best.world)
+        court.laboratory.pinned.add(of_kind(world, "inputs", "model"))
+        reference = _best_benign(court, world, benign)
+    world = _pruned(court, world)
+    return Found(world, _best_benign(court, world, benign), tuple(singles))
+
+
+def _is_better(court: Court, judged: Judged, than: World) -> bool:
+    residual, before = judged.residual, court.residual(than)
+    return judged.clear >= CLEAR and before - residual >= max(LEAST_GAIN * before, LEAST_SCALE)
+
+
+def _best_benign(court: Court, world: World, benign: Sequence[Hypothesis]) -> World:
+    """The benign change with which the world reproduces the column clearly better; empty if none does."""
+    found = [court.judge(ordered([*world, Choice(h, v)]), world) for h in benign for v in h.entry.values]
+    clear = [one for one in found if one is not None and one.clear >= 2]
+    if not clear:
+        return AS_IT_IS
+    best = min(clear, key=lambda one: one.loss)
+    return tuple(choice for choice in best.world if choice not in world)
+
+
+def _tried(court: Court, world: World, reference: World, hypotheses: Sequence[Hypothesis]) -> Iterator[Judged]:
+    """Each hypothesis on top of the world at its best number, held against the best without it."""
+    taken = {choice.hypothesis.name for choice in world}
+    against = ordered([*world, *reference])
+    free = [h for h in hypotheses if h.name not in taken and not (h.entry.kind == "record" and world)]
+    worlds = {h.name: [ordered([*world, Choice(h, value)]) for value in h.entry.values] for h in free}
+    running = [one for h in free if h.entry.needs_forward for one in worlds[h.name]]
+    hopeful = set(court.hopeful(running, against)) if running else set()
+    for hypothesis in free:
+        entry = hypothesis.entry
+        tested = [one for one in worlds[hypothesis.name] if not entry.needs_forward or one in hopeful]
+        judged = [found for one in tested if (found := court.judge(one, against))]
+        if not judged:
+            continue
+        best = min(judged, key=lambda one: one.loss)
+        choice = next(choice for choice in best.world if choice.hypothesis.name == hypothesis.name)
+        if entry.fit and (not entry.needs_forward or _is_better(court, best, against)):
+            fitted = court.fitted(world, choice, MOST_FORWARDS if entry.needs_forward else MOST_FITS)
+            best = court.judge(ordered([*world, fitted]), against) or best
+        yield best
+
+
+def _joint(court: Court, hypotheses: Sequence[Hypothesis]) -> World:
+    """Several settings of a sampler at once, by the mean absolute difference; none if fewer than two help.
+
+    A single one of several settings reproduces no token, so that the loss, which counts reproduced tokens, may lead
+    elsewhere. Each setting in turn takes the value, or none, that is best beside the others.
+    """
+    settings = [h for h in hypotheses if h.entry.joint]
+    world, best = AS_IT_IS, court.residual(AS_IT_IS)
+    for _ in range(JOINT_ROUNDS):
+        before = world
+        for hypothesis in settings:
+            rest = tuple(choice for choice in world if choice.hypothesis.name != hypothesis.name)
+            worlds = [rest, *(ordered([*rest, Choice(hypothesis, value)]) for value in hypothesis.entry.values)]
+            left = [court.residual(one) for one in worlds]
+            # Nothing is better than a setting that hardly helps.
+            least = min(range(len(worlds)), key=lambda place: left[place] if place else 0.98 * left[place])
+            world, best = worlds[least], left[least]
+        if world == before:
+            break
+    return world if len(world) > 1 and best < court.residual(AS_IT_IS) else AS_IT_IS
+
+
+def _refitted(court: Court, world: World) -> World:
+    """The world with each number fitted again while the others stay."""
+    if len(world) < 2:
+        return world
+    for _ in range(3):
+        before = world
+        for choice in of_kind(world, "logits", "record"):
+            rest = tuple(one for one in world if one != choice)
+            world = ordered([*rest, court.fitted(rest, choice, MOST_FITS)])
+        if world == before:
+            break
+    return world
+
+
+def _pruned(court: Court, world: World) -> World:
+    """The world without changes that others made superfluous."""
+    for choice in world if len(world) > 1 else ():
+        rest = tuple(one for one in world if one != choice)
+        judged = court.judge(world, rest)
+        if judged is not None and not _is_better(court, judged, rest):
+            world = rest
+    return world
