@@ -50,7 +50,7 @@ class Counted:
 def items_of(run: Path) -> dict[float, list[Item]]:
     """What a run's log of tokens and its metrics say of each step."""
     found: dict[float, list[Item]] = {}
-    for file in ("tokens.jsonl", "metrics.jsonl"):
+    for file in ("watched-tokens.jsonl", "watched-metrics.jsonl"):
         for item in Folder(run / file).look(whole=True):
             found.setdefault(item.step, []).append(item)
     return dict(sorted(found.items()))
@@ -88,7 +88,7 @@ def clean_rows(folder: Path, again: int) -> Iterator[dict[str, Any]]:
     """A row for each clean run and alarm, and for all of them together."""
     counted: dict[str, Counted] = {}
     for case in watch_runs.cases():
-        if case.fault or not (folder / case.name / "run.json").exists():
+        if case.fault or not (folder / case.name / "done").exists():
             continue
         items, exact = items_of(folder / case.name), case.arm.get("sampler", {}).get("engine") == "exact"
         settles = case.name.startswith("clean_settle")
@@ -124,7 +124,7 @@ def plant_rows(folder: Path) -> Iterator[dict[str, Any]]:
     plants: dict[str, list[tuple[watch_runs.Case, list[list[str]]]]] = {}
     before = Counted()
     for case in watch_runs.cases():
-        if not case.fault or not (folder / case.name / "run.json").exists():
+        if not case.fault or not (folder / case.name / "done").exists():
             continue
         items = items_of(folder / case.name)
         alarms = alarms_of((as_step(number, of) for number, of in items.items()), False)
