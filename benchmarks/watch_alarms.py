@@ -5,7 +5,7 @@
 
 Clean runs whose name begins with `clean_settle` settled the limits and are counted apart. Of the other clean runs each
 step is judged, and `--again` times a step is made anew from its own prompts, drawn with replacement with all their
-responses, in the run's order. A plant is found if one of its alarms is raised at its first step or the next; before
+responses, in the run's order. The metrics are judged alone too. A plant is found if one of its alarms is raised at its first step or the next; before
 its first step any alarm is false.
 """
 
@@ -29,6 +29,9 @@ from tailrl.watch.files import Folder, Item, Metrics, Tokens, select
 from tailrl.watch.follow import Open
 
 SEED = 46
+SETS = ("settling", "judging", "drawn again", "metrics alone")
+"""Sets of clean steps; the others are single runs."""
+
 IN_TIME = 1
 """Steps after a plant's first one at which an alarm is still in time."""
 
@@ -99,6 +102,10 @@ def clean_rows(folder: Path, again: int) -> Iterator[dict[str, Any]]:
         of_set = counted["settling" if settles else "judging"]
         of_set.steps += real.steps
         of_set.raised += real.raised
+        if not settles:
+            alone = {number: [item for item in of if isinstance(item, Metrics)] for number, of in items.items()}
+            steps = (as_step(number, of) for number, of in alone.items())
+            counted.setdefault("metrics alone", Counted()).add(alarms_of(steps, exact))
         for time in range(0 if settles else again):
             random = np.random.default_rng(derive_seed("again", SEED, case.name, time))
             steps = (as_step(number, drawn(of, random)) for number, of in items.items())
@@ -107,7 +114,7 @@ def clean_rows(folder: Path, again: int) -> Iterator[dict[str, Any]]:
         for alarm in ["any", *sorted(set(one.raised) - {"any"})]:
             low, high = interval(one.raised[alarm], one.steps)
             yield {
-                "kind": "clean steps" if name in ("settling", "judging", "drawn again") else "clean run",
+                "kind": "clean steps" if name in SETS else "clean run",
                 "of": name,
                 "alarm": alarm,
                 "number": one.steps,
@@ -169,7 +176,7 @@ def interval(count: int, of: int) -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--again", type=int, default=5)
+    parser.add_argument("--again", type=int, default=2)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     rows = [

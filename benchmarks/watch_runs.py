@@ -258,7 +258,8 @@ def _problems(now: Now) -> Any:
     def following(self: ProblemOrder) -> list[int]:
         chosen = original(self)
         if now.case.fault == "stuck_batch" and now.sent >= now.case.at:
-            return list(now.earlier.setdefault("problems", chosen))
+            return list(now.earlier["problems"])
+        now.earlier["problems"] = chosen
         return chosen
 
     return patch.object(ProblemOrder, "next", following)
