@@ -5,8 +5,8 @@
 
 Clean runs whose name begins with `clean_settle` settled the limits and are counted apart. Of the other clean runs each
 step is judged, and `--again` times a step is made anew from its own prompts, drawn with replacement with all their
-responses, in the run's order. The metrics are judged alone too. A plant is found if one of its alarms is raised at its first step or the next; before
-its first step any alarm is false.
+responses, in the run's order. The metrics are judged alone too. A plant is found if one of its alarms is raised at its
+first step or the next; before its first step any alarm is false.
 """
 
 import argparse
