@@ -31,6 +31,7 @@ from tailrl.runtime.errors import StudyError
 from tailrl.runtime.seeding import derive_seed
 from tailrl.tasks.problem import write_problems
 from tailrl.tasks.registry import load_task
+from tailrl.tracking.metrics import CLIPPED
 from tailrl.training import loop, rollouts
 from tailrl.training.base_policy import write_base_policy
 from tailrl.training.guarded_engine import GuardedEngine
@@ -185,7 +186,10 @@ def _steps(now: Now) -> Any:
             training = job.run.training.model_copy(update={"learning_rate": rate})
             job = replace(job, run=job.run.model_copy(update={"training": training}))
         found = original(job, state, *others)
-        _write(now, "metrics.jsonl", [{name: v if math.isfinite(v) else None for name, v in found[0].items()}])
+        row = {name: value if math.isfinite(value) else None for name, value in found[0].items()}
+        if job.run.clip is not None:  # under verl's name: ours is 0 without a clip too
+            row["actor/pg_clipfrac"] = row[CLIPPED]
+        _write(now, "metrics.jsonl", [row])
         if now.case.fault and not now.planted and now.earlier.get("alone") and now.step + 1 == now.case.steps:
             (now.folder / now.case.name / "done").touch()
             os._exit(0)
