@@ -5,8 +5,8 @@
 
 Clean runs whose name begins with `clean_settle` settled the limits and are counted apart. Of the other clean runs each
 step is judged, and `--again` times a step is made anew from its own prompts, drawn with replacement with all their
-responses, in the run's order. A plant is found if one of its alarms is raised at its first step or the next; before
-its first step any alarm is false.
+responses, in the run's order. The metrics are judged alone too. A plant is found if one of its alarms is raised at its
+first step or the next; before its first step any alarm is false.
 """
 
 import argparse
@@ -29,6 +29,9 @@ from tailrl.watch.files import Folder, Item, Metrics, Tokens, select
 from tailrl.watch.follow import Open
 
 SEED = 46
+SETS = ("settling", "judging", "drawn again", "metrics alone")
+"""Sets of clean steps; the others are single runs."""
+
 IN_TIME = 1
 """Steps after a plant's first one at which an alarm is still in time."""
 
@@ -50,7 +53,7 @@ class Counted:
 def items_of(run: Path) -> dict[float, list[Item]]:
     """What a run's log of tokens and its metrics say of each step."""
     found: dict[float, list[Item]] = {}
-    for file in ("tokens.jsonl", "metrics.jsonl"):
+    for file in ("watched-tokens.jsonl", "watched-metrics.jsonl"):
         for item in Folder(run / file).look(whole=True):
             found.setdefault(item.step, []).append(item)
     return dict(sorted(found.items()))
@@ -88,7 +91,7 @@ def clean_rows(folder: Path, again: int) -> Iterator[dict[str, Any]]:
     """A row for each clean run and alarm, and for all of them together."""
     counted: dict[str, Counted] = {}
     for case in watch_runs.cases():
-        if case.fault or not (folder / case.name / "run.json").exists():
+        if case.fault or not (folder / case.name / "done").exists():
             continue
         items, exact = items_of(folder / case.name), case.arm.get("sampler", {}).get("engine") == "exact"
         settles = case.name.startswith("clean_settle")
@@ -99,6 +102,10 @@ def clean_rows(folder: Path, again: int) -> Iterator[dict[str, Any]]:
         of_set = counted["settling" if settles else "judging"]
         of_set.steps += real.steps
         of_set.raised += real.raised
+        if not settles:
+            alone = {number: [item for item in of if isinstance(item, Metrics)] for number, of in items.items()}
+            steps = (as_step(number, of) for number, of in alone.items())
+            counted.setdefault("metrics alone", Counted()).add(alarms_of(steps, exact))
         for time in range(0 if settles else again):
             random = np.random.default_rng(derive_seed("again", SEED, case.name, time))
             steps = (as_step(number, drawn(of, random)) for number, of in items.items())
@@ -107,7 +114,7 @@ def clean_rows(folder: Path, again: int) -> Iterator[dict[str, Any]]:
         for alarm in ["any", *sorted(set(one.raised) - {"any"})]:
             low, high = interval(one.raised[alarm], one.steps)
             yield {
-                "kind": "clean steps" if name in ("settling", "judging", "drawn again") else "clean run",
+                "kind": "clean steps" if name in SETS else "clean run",
                 "of": name,
                 "alarm": alarm,
                 "number": one.steps,
@@ -122,13 +129,16 @@ def clean_rows(folder: Path, again: int) -> Iterator[dict[str, Any]]:
 def plant_rows(folder: Path) -> Iterator[dict[str, Any]]:
     """A row for each plant: in how many of its runs an alarm that is due was raised in time, and later."""
     plants: dict[str, list[tuple[watch_runs.Case, list[list[str]]]]] = {}
-    before = Counted()
+    before, prefixes = Counted(), set[tuple[int, int]]()
     for case in watch_runs.cases():
-        if not case.fault or not (folder / case.name / "run.json").exists():
+        if not case.fault or not (folder / case.name / "done").exists():
             continue
         items = items_of(folder / case.name)
         alarms = alarms_of((as_step(number, of) for number, of in items.items()), False)
-        before.add(alarms[: case.at])
+        # A plant with settings of its own has a large mismatch from its start.
+        if not case.training and (shared := (case.seed, case.at)) not in prefixes:
+            before.add(alarms[: case.at])
+            prefixes.add(shared)
         plants.setdefault(case.name.rpartition("_")[0], []).append((case, alarms))
     for name, runs in plants.items():
         delays = [_delay(case, alarms) for case, alarms in runs]
@@ -169,7 +179,7 @@ def interval(count: int, of: int) -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--again", type=int, default=5)
+    parser.add_argument("--again", type=int, default=2)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     rows = [

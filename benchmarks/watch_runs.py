@@ -2,17 +2,19 @@
 
     python benchmarks/watch_runs.py FOLDER [--only NAME ...]
 
-Each run trains the default policy on arithmetic with a real engine and writes FOLDER/NAME/: `tokens.jsonl`, a response
-a line in the documented schema, and `metrics.jsonl`. A fault is made where it would arise: in the engine's option, the
-hand-over of the weights, the order of the problems, the seeds, the advantages, the optimizer's rate, or in what the
-loop writes. No function of the alarms takes part.
+Each run trains the default policy on arithmetic with a real engine and writes FOLDER/NAME/: `watched-tokens.jsonl`, a
+response a line in the documented schema, and `watched-metrics.jsonl`. A fault is made where it would arise: in the
+engine's options, the hand-over of the weights, the order of the problems, the seeds, the advantages, the optimizer's
+rate, or in what the loop writes. No function of the alarms takes part.
 """
 
 import argparse
 import json
+import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -29,6 +31,7 @@ from tailrl.runtime.errors import StudyError
 from tailrl.runtime.seeding import derive_seed
 from tailrl.tasks.problem import write_problems
 from tailrl.tasks.registry import load_task
+from tailrl.tracking.metrics import CLIPPED
 from tailrl.training import loop, rollouts
 from tailrl.training.base_policy import write_base_policy
 from tailrl.training.guarded_engine import GuardedEngine
@@ -62,33 +65,39 @@ def plan() -> dict[str, Any]:
 
 
 def cases() -> Iterator[Case]:
-    """All runs of the plan: clean ones, and each plant with its steps, doses and engines drawn by the plan's seed."""
+    """All runs of the plan: clean ones, and each plant with its step, dose and engine drawn by the plan's seed.
+
+    The plants of one number share seed, step and engine, so that they share their steps before the fault.
+    """
     for name, values in plan()["clean"].items():
         yield Case(name=name, **values)
     for name, plant in plan()["plants"].items():
-        rng = np.random.default_rng(derive_seed("plants", plan()["seed"], name))
-        fault = plant.get("fault", name)
-        for number in range(plant["runs"]):
-            at, arm = int(rng.integers(*plan()["at"])), plan()["arms"][int(rng.integers(len(plan()["arms"])))]
+        for number in range(plant.get("runs", plan()["runs"])):
+            random = np.random.default_rng(derive_seed("plants", plan()["seed"], number))
+            at, arm = int(random.integers(*plan()["at"])), plan()["arms"][int(random.integers(len(plan()["arms"])))]
             low, high = np.log(plant.get("doses", (1, 1)))
+            dose = np.random.default_rng(derive_seed("dose", plan()["seed"], name, number)).uniform(low, high)
             yield Case(
                 name=f"{name}_{number}",
                 arm={**arm, **plant.get("arm", {})},
                 steps=at + plant.get("after", 4),
-                seed=1000 + int(rng.integers(1000)),
+                seed=1000 + int(random.integers(1000)),
                 training=plant.get("training", {}),
-                fault=fault,
+                fault=plant.get("fault", name),
                 at=at,
-                dose=round(float(np.exp(rng.uniform(low, high))), 3),
+                dose=float(f"{np.exp(dose):.3g}"),
                 alarms=tuple(plant["alarms"]),
             )
 
 
 @dataclass
 class Now:
-    """Where a run is: its step, and the steps whose weights the engine has (`loaded`) or should have (`sent`)."""
+    """Where a run is: its step, the steps whose weights the engine has (`loaded`) or should have (`sent`); `planted`:
+    the cases that go on from the step of their plants."""
 
     case: Case
+    folder: Path
+    planted: tuple[Case, ...] = ()
     step: int = 0
     sent: int = -1
     loaded: list[int] = field(default_factory=list)
@@ -113,16 +122,33 @@ def run_of(case: Case) -> Run:
 
 
 def train(case: Case, folder: Path) -> None:
-    """Train the run of a case, unless its log is there; the base policy and the problems lie in `folder`/base."""
-    out = folder / case.name
-    if (out / "run.json").exists():
-        return
+    """Train the run of a case; the base policy and the problems lie in `folder`/base."""
     run, base = run_of(case), folder / "base"
     if not (base / "policy" / "config.json").exists():
         make_base(run, base)
+    out = folder / case.name
     out.mkdir(parents=True, exist_ok=True)
-    with faulty_loop(Now(case), out / "tokens.jsonl"):
+    with faulty_loop(Now(case, folder)):
         loop.train(run, case.seed, base / "policy", base / "problems.jsonl", out, folder)
+
+
+def train_together(planted: Sequence[Case], folder: Path) -> None:
+    """Train a clean run up to the step of its plants, and from there one process for each of them."""
+    first = planted[0]
+    steps = max(case.steps for case in planted)
+    before = replace(first, name=f"before_{first.name}", fault="", steps=steps)
+    run, base = run_of(before), folder / "base"
+    if not (base / "policy" / "config.json").exists():
+        make_base(run, base)
+    (folder / before.name).mkdir(parents=True, exist_ok=True)
+    now = Now(before, folder, planted=tuple(planted))
+    with faulty_loop(now), suppress(AllPlanted):
+        loop.train(run, before.seed, base / "policy", base / "problems.jsonl", folder / before.name, folder)
+    shutil.rmtree(folder / before.name)
+
+
+class AllPlanted(BaseException):
+    """Ends the run that the plants began with."""
 
 
 def make_base(run: Run, base: Path) -> None:
@@ -139,13 +165,12 @@ def make_base(run: Run, base: Path) -> None:
 
 
 @contextmanager
-def faulty_loop(now: Now, log: Path) -> Iterator[None]:
-    """The training loop with the case's fault, and with a log of each step's responses."""
-    places: tuple[Callable[[Now], Any], ...] = (_steps, _weights, _requests, _problems, _samples, _advantages)
+def faulty_loop(now: Now) -> Iterator[None]:
+    """The training loop with the case's fault, and with a log of each step's responses and metrics."""
+    places: tuple[Callable[[Now], Any], ...] = (_steps, _weights, _requests, _problems, _samples, _advantages, _log)
     with ExitStack() as stack:
         for place in places:
             stack.enter_context(place(now))
-        stack.enter_context(_log(now, log))
         yield
 
 
@@ -154,14 +179,50 @@ def _steps(now: Now) -> Any:
 
     def take_step(job: Any, state: Any, *others: Any) -> Any:
         now.step = state.step
+        if now.planted and now.step == now.planted[0].at:
+            _go_on(now)
         if now.faulty("rate"):
-            training = job.run.training.model_copy(
-                update={"learning_rate": job.run.training.learning_rate * now.case.dose}
-            )
+            rate = job.run.training.learning_rate * now.case.dose
+            training = job.run.training.model_copy(update={"learning_rate": rate})
             job = replace(job, run=job.run.model_copy(update={"training": training}))
-        return original(job, state, *others)
+        found = original(job, state, *others)
+        row = {name: value if math.isfinite(value) else None for name, value in found[0].items()}
+        if job.run.clip is not None:  # under verl's name: ours is 0 without a clip too
+            row["actor/pg_clipfrac"] = row[CLIPPED]
+        _write(now, "metrics.jsonl", [row])
+        if now.case.fault and not now.planted and now.earlier.get("alone") and now.step + 1 == now.case.steps:
+            (now.folder / now.case.name / "done").touch()
+            os._exit(0)
+        return found
 
     return patch.object(loop, "take_step", take_step)
+
+
+def _go_on(now: Now) -> None:
+    """One process after the other goes on with a case of its own; then the run ends."""
+    for case in now.planted:
+        if (now.folder / case.name / "done").exists():
+            continue
+        child = os.fork()
+        if child:
+            os.waitpid(child, 0)
+            continue
+        shutil.copytree(now.folder / now.case.name, now.folder / case.name, dirs_exist_ok=True, ignore=_not_logs)
+        now.case, now.planted = case, ()
+        now.earlier["alone"] = True
+        return
+    raise AllPlanted
+
+
+def _not_logs(_: str, names: list[str]) -> list[str]:
+    return [name for name in names if not name.startswith("watched-")]
+
+
+def _write(now: Now, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Adds lines to a log, each written at once as a framework's exporter does."""
+    with (now.folder / now.case.name / f"watched-{name}").open("a", encoding="utf-8", buffering=1) as file:
+        for row in rows:
+            file.write(json.dumps(row) + "\n")
 
 
 def _weights(now: Now) -> Any:
@@ -201,7 +262,8 @@ def _problems(now: Now) -> Any:
     def following(self: ProblemOrder) -> list[int]:
         chosen = original(self)
         if now.case.fault == "stuck_batch" and now.sent >= now.case.at:
-            return list(now.earlier.setdefault("problems", chosen))
+            return list(now.earlier["problems"])
+        now.earlier["problems"] = chosen
         return chosen
 
     return patch.object(ProblemOrder, "next", following)
@@ -248,19 +310,14 @@ def _advantages(now: Now) -> Any:
     return patch.dict(ESTIMATORS, {name: wrapped(of) for name, of in ESTIMATORS.items()})
 
 
-@contextmanager
-def _log(now: Now, log: Path) -> Iterator[None]:
-    """Writes each step's responses as a framework's exporter does: line by line, beside the metrics."""
+def _log(now: Now) -> Any:
     original = KeptTokens.keep
-    with log.open("w", encoding="utf-8", buffering=1) as file:
 
-        def keep(self: KeptTokens, step: int, arrays: Mapping[str, Any]) -> None:
-            for row in _rows(now, step, arrays):
-                file.write(json.dumps(row) + "\n")
-            original(self, step, arrays)
+    def keep(self: KeptTokens, step: int, arrays: Mapping[str, Any]) -> None:
+        _write(now, "tokens.jsonl", _rows(now, step, arrays))
+        original(self, step, arrays)
 
-        with patch.object(KeptTokens, "keep", keep):
-            yield
+    return patch.object(KeptTokens, "keep", keep)
 
 
 def _rows(now: Now, step: int, arrays: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -295,9 +352,19 @@ def main() -> None:
     known = {case.name: case for case in cases()}
     if unknown := set(arguments.only) - set(known):
         raise StudyError(f"--only: no run is called {', '.join(sorted(unknown))}; known are {', '.join(known)}")
-    for name, case in known.items():
-        if not arguments.only or name in arguments.only:
-            train(case, arguments.folder)
+    chosen = [case for case in known.values() if not arguments.only or case.name in arguments.only]
+    left = [case for case in chosen if not (arguments.folder / case.name / "done").exists()]
+    together: dict[str, list[Case]] = {}
+    for case in left:
+        together.setdefault(
+            repr((case.arm, case.seed, case.at, case.training)) if case.fault else case.name, []
+        ).append(case)
+    for group in together.values():
+        if group[0].fault:
+            train_together(group, arguments.folder)
+        else:
+            train(group[0], arguments.folder)
+            (arguments.folder / group[0].name / "done").touch()
 
 
 if __name__ == "__main__":

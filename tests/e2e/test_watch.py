@@ -25,7 +25,11 @@ def watched(case: Case, folder: Path, policy: Path, problems: list[Problem]) -> 
     shutil.copytree(policy, base / "policy")
     write_problems(problems, base / "problems.jsonl")
     (folder / case.name).mkdir()
-    words = ["watch", str(folder / case.name), "--json", "--every", "0.1", "--without", "lost_seed"]
+    target = folder / case.name
+    if case.fault == "copied":  # the finished run's own file has the true columns
+        target = target / "watched-tokens.jsonl"
+        target.touch()
+    words = ["watch", str(target), "--json", "--every", "0.1", "--without", "lost_seed"]
     command = [str(Path(sys.executable).with_name("tailrl")), *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as following:
         train(case, folder)

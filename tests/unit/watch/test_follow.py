@@ -177,6 +177,21 @@ def test_a_second_copy_of_the_responses_is_left_out(tmp_path: Path):
     assert [one.step.responses for one in judged(Watch(tmp_path), whole=True).values()] == [4, 4]
 
 
+def test_a_table_that_is_written_again_with_more_rows_gives_the_new_ones(tmp_path: Path):
+    """The step is still open when its second half comes."""
+    log, rows = tmp_path / "log.parquet", responses(0, count=8)
+    following, found = Watch(tmp_path), dict[float, Judged]()
+    for count in (4, 8):
+        logged = [
+            LoggedRow("", np.array(row["sampler_logprobs"]), np.array(row["trainer_logprobs"]), step=0)
+            for row in rows[:count]
+        ]
+        write_log(logged, log)
+        found |= judged(following)
+    found |= judged(following, whole=True)
+    assert found[0].step.responses == 8
+
+
 def test_compressed_logs_are_read_when_they_are_whole(tmp_path: Path):
     content = gzip.compress(lines(0, 1))
     log = tmp_path / "tokens.jsonl.gz"

@@ -122,7 +122,8 @@ def test_responses_that_are_all_the_same():
     step = table(made, [1 + number // 4 for number in range(12)]).as_step(9)
     assert step.alike_prompts == 3
     assert step.alike_nats == pytest.approx(sum(-3 * row.sampler_T.sum() for row in made[::4]), rel=1e-12)
-    other = table([*made, *rows(2, 7)], [1 + number // 4 for number in range(12)] + [9, 9]).as_step(9)
+    others = [*rows(2, 7), *rows(2, 8)]
+    other = table([*made, *others], [1 + number // 4 for number in range(12)] + [9, 9, 8, 8]).as_step(9)
     assert other.alike_prompts == 0
 
 

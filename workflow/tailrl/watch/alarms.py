@@ -44,7 +44,7 @@ class Step:
         slope: the median over prompts of how advantages rise with rewards; shift: |mean| by the root mean square of
             advantages, over prompts; correlation: of advantages with rewards over all responses, where prompts are
             not known.
-        alike_prompts, alike_nats: prompts with several responses that are all the same, as all of the step are (else
+        alike_prompts, alike_nats: prompts whose several responses are all the same, if most of the step's are so (else
             0), and the nats of the chance of that.
         prompts, replies: digests of the distinct prompts, and of responses (tokens and the sampler's log-probs) with
             at least half a nat.
@@ -187,7 +187,7 @@ def idle_clip(step: Step, past: Past, limits: Limits) -> Found:
 
 
 def lost_seed(step: Step, _past: Past, limits: Limits) -> Found:
-    """All responses to a prompt are the same, at all prompts, against the chance that the log-probs give that."""
+    """All responses to a prompt are the same, at most prompts, against the chance that the log-probs give that."""
     log10_chance = -step.alike_nats / math.log(10)
     if not (step.alike_prompts >= limits["groups"] and log10_chance <= limits["log10_chance"]):
         return None

@@ -5,6 +5,7 @@ place, and one that was cut or replaced is read anew. Other kinds are read whole
 taken before is left out.
 """
 
+import itertools
 import json
 import math
 import os
@@ -332,11 +333,10 @@ def select(log: Log, chosen_S: np.ndarray[Any, np.dtype[np.bool_]]) -> Log:
     columns: dict[str, Any] = {}
     for name in Log.__dataclass_fields__:
         values = getattr(log, name)
-        if isinstance(values, tuple):  # texts and labels
-            columns[name] = tuple(value for value, kept in zip(values, chosen_S.tolist(), strict=True) if kept)
-        elif name.endswith("_S"):
-            columns[name] = values[chosen_S]
+        chosen_X = chosen_S if name.endswith("_S") else chosen_T
+        if isinstance(values, tuple):
+            columns[name] = tuple(itertools.compress(values, chosen_X.tolist()))
         else:
-            columns[name] = values[chosen_T]
+            columns[name] = values[chosen_X]
     columns |= {"start_S": start_S, "sequence_T": np.repeat(np.arange(len(start_S)), length_S)}
     return Log(**columns)

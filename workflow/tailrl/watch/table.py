@@ -34,6 +34,10 @@ LEAST_SHARE = 0.1
 """Of a step's tokens, that a lag needs for the step's level to be of it."""
 
 
+MOST_ALIKE = 0.75
+"""Of the prompts: rounding may part some responses that were drawn with the same numbers."""
+
+
 @dataclass
 class Floor:
     """Sums over the tokens of one lag: of ℓ, of |ℓ| / (1 − p), and counts."""
@@ -204,7 +208,7 @@ class TokenTable:
             slope=_median([group.slope for group in groups]),
             shift=_shift(groups),
             correlation=whole.correlation if not known else math.nan,
-            alike_prompts=len(alike) if groups and len(alike) == len(groups) else 0,
+            alike_prompts=len(alike) if len(alike) >= MOST_ALIKE * len(groups) else 0,
             alike_nats=math.fsum(group.nats * (group.count - 1) for group in alike),
             prompts=frozenset(known),
             replies=frozenset(self.replies),
