@@ -1,0 +1,116 @@
+"""A CPU as one of verl's platforms: what verl asks of an accelerator, answered for tests. Needs VERL_PLATFORM=cpu."""
+
+from contextlib import nullcontext
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+from verl.plugin.platform import PlatformRegistry
+from verl.plugin.platform.platform_base import PlatformBase
+
+
+class Device(str):
+    """A device for `Tensor.to`, a number in a text such as f"cuda:{device}"."""
+
+    __slots__ = ()
+
+    def __format__(self, _: str) -> str:
+        return "0"
+
+
+@PlatformRegistry.register("cpu")
+class PlatformCPU(PlatformBase):
+    """One CPU that pretends to be one accelerator."""
+
+    device_name = "cpu"
+    vendor_name = "tests"
+
+    @property
+    def device_module(self) -> ModuleType | SimpleNamespace:
+        return Memory
+
+    def is_available(self) -> bool:
+        return True
+
+    def current_device(self) -> Any:
+        return Device("cpu")
+
+    def device_count(self) -> int:
+        return 1
+
+    def set_device(self, device_index: int) -> None: ...
+
+    def synchronize(self, device_index: int | None = None) -> None: ...
+
+    def manual_seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def manual_seed_all(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def set_allocator_settings(self, settings: str) -> None: ...
+
+    def empty_cache(self) -> None: ...
+
+    def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
+        return None, None
+
+    def communication_backend_name(self) -> str:
+        return "gloo"
+
+    def visible_devices_envvar(self) -> str:
+        return "CUDA_VISIBLE_DEVICES"
+
+    def nvtx_range(self, msg: str) -> Any:
+        return nullcontext()
+
+    def profiler_start(self) -> None: ...
+
+    def profiler_stop(self) -> None: ...
+
+    def ray_resource_name(self) -> str:
+        return "GPU"
+
+    def ray_resource_options(self, num_gpus: float) -> dict[str, Any]:
+        return {"num_gpus": num_gpus}
+
+    def ray_noset_envvars(self) -> list[str]:
+        return []
+
+    def is_ipc_supported(self) -> bool:
+        return False
+
+    def cudart(self) -> Any:
+        return None
+
+
+Memory = SimpleNamespace(
+    max_memory_allocated=lambda *_: 0,
+    max_memory_reserved=lambda *_: 0,
+    memory_allocated=lambda *_: 0,
+    memory_reserved=lambda *_: 0,
+    mem_get_info=lambda *_: (2**34, 2**34),
+    empty_cache=lambda: None,
+    synchronize=lambda *_: None,
+    is_available=lambda: True,
+    current_device=lambda: Device("cpu"),
+    device_count=lambda: 1,
+    set_device=lambda *_: None,
+    reset_peak_memory_stats=lambda *_: None,
+    manual_seed=torch.manual_seed,
+    manual_seed_all=torch.manual_seed,
+    get_rng_state=torch.get_rng_state,
+    set_rng_state=torch.set_rng_state,
+    __name__="torch.cpu",
+)
+
+
+def add_engine() -> None:
+    """Let verl's FSDP engine of language models serve the CPU."""
+    from verl.models.transformers import monkey_patch
+    from verl.workers.engine.base import EngineRegistry
+    from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+
+    monkey_patch.is_trl_available = lambda: False  # verl looks for value heads that TRL 1 no longer has
+    if "cpu" not in EngineRegistry._engines["language_model"]["fsdp2"]:
+        EngineRegistry.register(model_type="language_model", backend=["fsdp2"], device="cpu")(FSDPEngineWithLMHead)
