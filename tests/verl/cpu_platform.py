@@ -52,7 +52,7 @@ class PlatformCPU(PlatformBase):
 
     def empty_cache(self) -> None: ...
 
-    def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
+    def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:  # noqa: ARG002
         return None, None
 
     def communication_backend_name(self) -> str:
@@ -61,7 +61,7 @@ class PlatformCPU(PlatformBase):
     def visible_devices_envvar(self) -> str:
         return "CUDA_VISIBLE_DEVICES"
 
-    def nvtx_range(self, msg: str) -> Any:
+    def nvtx_range(self, msg: str) -> Any:  # noqa: ARG002
         return nullcontext()
 
     def profiler_start(self) -> None: ...

@@ -175,7 +175,9 @@ def test_verls_own_log_probs_are_another_number(policy: Path) -> None:
     plain, _ = oracle(policy, lambda logits, tokens: logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0])
     constrained, _ = oracle(policy, ours)
     inside = [row > FILL for row in constrained]
-    differences = [(a - b)[keep].abs().max() for a, b, keep in zip(plain, constrained, inside, strict=True) if keep.any()]
+    differences = [
+        (a - b)[keep].abs().max() for a, b, keep in zip(plain, constrained, inside, strict=True) if keep.any()
+    ]
     assert max(differences) > 1e-3
 
 

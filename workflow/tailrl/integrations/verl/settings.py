@@ -35,6 +35,15 @@ class Plugin(Settings):
     dvp: Dvp | None = None
     log: Log | None = None
 
+    @property
+    def words(self) -> str:
+        """What is on, for the line at a run's start."""
+        dvp = f"DVP with ln ρ = {self.dvp.log_rho:g}" if self.dvp else "no DVP"
+        log = self.log
+        return f"{dvp}, " + (
+            f"{log.responses} responses of each {log.every}. step logged in {log.folder}" if log else "no log"
+        )
+
 
 def read_settings(given: Mapping[str, Any] | None) -> Plugin:
     """The plugin's settings, from plain values; raises StudyError where they ask for nothing or cannot be."""

@@ -38,7 +38,7 @@ class TrainerMixin:
         config.trainer.v1.trainer_mode = self.mode
         super().__init__(config)  # type: ignore[call-arg]
         self._said_size = False
-        print(f"tailrl: {type(self).__name__}: {self.asked!r}; {versions()}", flush=True)
+        print(f"tailrl: {type(self).__name__}: {self.asked.words}; {versions()}", flush=True)
 
     def init(self) -> None:
         """Makes the workers; with DVP, changes how their engines score."""
@@ -199,7 +199,11 @@ def register() -> None:
     for name, mode in MODES.items():
         kind = get_trainer_cls(mode)
         register_trainer(name)(
-            type(f"Tailrl{kind.__name__}", (TrainerMixin, kind), {"mode": mode, "__doc__": kind.__doc__})
+            type(
+                f"Tailrl{kind.__name__}",
+                (TrainerMixin, kind),
+                {"mode": mode, "__doc__": kind.__doc__, "__module__": __name__},
+            )
         )
     plain = PPOTrainer.__init__
 
