@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-os.environ["VERL_PLATFORM"] = "cpu"
+# verl imports the module in each of its processes, and finds the platform there.
+os.environ |= {"VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "cpu_platform"}
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 # Ray's workers import what they are sent: the tests' own modules too.
 sys.path.insert(0, str(Path(__file__).parent))

@@ -1,13 +1,14 @@
 """verl's FSDP engine under DVP beside our objective in float64: log-probs, gradients, sets; padded and packed."""
 
-import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from cpu_platform import add_engine
+from policy_fixture import VOCABULARY, write_policy
 from torch import Tensor
 from verl.utils import tensordict_utils as tu
 from verl.utils.torch_functional import logprobs_from_logits
@@ -20,25 +21,12 @@ from tailrl.objective.safe_set import token_logprobs
 
 LOG_RHO = -3.0
 TEMPERATURE = 0.8
-VOCABULARY = 97
 LENGTHS = ((3, 6), (5, 9), (2, 4), (4, 1))  # of prompts and responses
 
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model with peaked distributions, so that safe sets are small and many tokens lie outside."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("policy")
-    config = Qwen2Config(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=128, tie_word_embeddings=False,
-    )  # fmt: skip
-    model = Qwen2ForCausalLM(config)
-    model.lm_head.weight.data *= 10
-    model.save_pretrained(folder)
-    return folder
+    return write_policy(tmp_path_factory.mktemp("policy"))
 
 
 @pytest.fixture(scope="module")
@@ -99,9 +87,9 @@ def batch(packed: bool, **more: Any) -> Any:
 
 def oracle(policy: Path, score: Callable[[Tensor, Tensor], Tensor]) -> tuple[list[Tensor], dict[str, Tensor]]:
     """Scores [T] of each sequence's tokens in float64, one sequence at a time; gradients of the responses' sum."""
-    from transformers import Qwen2ForCausalLM
+    from transformers import LlamaForCausalLM
 
-    model = Qwen2ForCausalLM.from_pretrained(policy, dtype=torch.float64, attn_implementation="eager")
+    model = LlamaForCausalLM.from_pretrained(policy, dtype=torch.float64, attn_implementation="eager")
     rows = []
     for ids_L, (prompt, _) in zip(sequences(), LENGTHS, strict=True):
         scores_T = score(model(ids_L[None]).logits[0, :-1] / TEMPERATURE, ids_L[1:])
@@ -141,8 +129,6 @@ LAYOUTS = [
 @pytest.mark.usefixtures("group")
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["padded", "packed", "pad_to_length", "entropy_in_chunks"])
 def test_the_engine_scores_and_learns_as_our_objective(policy: Path, layout: dict[str, Any]) -> None:
-    from types import SimpleNamespace
-
     engine = engine_of(policy, **layout)
     worker = SimpleNamespace(worker_dict={"actor": SimpleNamespace(actor=SimpleNamespace(engine=engine), ref=None)})
     line = constrain_engine(worker, LOG_RHO)
@@ -212,4 +198,3 @@ def test_the_function_equals_ours_to_1e_6_and_verls_at_rho_0() -> None:
         assert torch.equal(found.set_size_T.long(), exact.kept_vocab_T)
     everything = score_logits(logits_TV, tokens_T, -1e9)
     torch.testing.assert_close(everything.logp_T, logprobs_from_logits(logits_TV, tokens_T), atol=1e-5, rtol=0)
-    assert len(list(itertools.chain(LENGTHS))) == 4

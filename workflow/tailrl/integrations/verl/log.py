@@ -60,7 +60,7 @@ def rows(batch: Batch, indices: Sequence[int], step: int) -> Iterator[dict[str, 
         row |= {name: values[i].tolist() for name, values in batch.extra.items()}
         row["advantage"] = [None if value != value else value for value in batch.advantages[i].tolist()]  # NaN
         row |= {name: values[i] for name, values in batch.rows.items()}
-        yield row | {"step": step, "reward": batch.rewards[i]}
+        yield row | {"step": step, "reward": batch.rewards[i], "framework": "verl"}
 
 
 def write(table: Sequence[dict[str, Any]], settings: Log, name: str) -> Path:

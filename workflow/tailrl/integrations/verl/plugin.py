@@ -42,17 +42,18 @@ class AfterImport(MetaPathFinder):
         spec = find_spec(name) if then else None
         if then is None or spec is None or spec.loader is None:
             return None
-        plain: Any = spec.loader.exec_module
+        loader: Any = spec.loader
 
         def exec_module(module: ModuleType) -> None:
-            plain(module)
+            del loader.exec_module  # the loader's own again, for some finders keep their loaders
+            loader.exec_module(module)
             try:
                 then()
             except Exception as error:
                 # A run that asks for nothing goes on; one that names a trainer of the plugin is ended by verl.
                 print(f"tailrl: could not add itself to {name}: {type(error).__name__}: {error}", file=sys.stderr)
 
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        loader.exec_module = exec_module
         return spec
 
 

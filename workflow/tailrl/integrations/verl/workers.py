@@ -18,6 +18,9 @@ from tailrl.runtime.errors import StudyError
 KEPT, SIZE, TOP = "tailrl_log_kept", "tailrl_set_size", "tailrl_log_top"
 """Outputs that the engine gives beside log-probs, one number a token: log Z, |V_S|, the largest log-prob (nats)."""
 
+PLAIN = "_before_tailrl"
+"""Attribute of a changed function: verl's own. `__wrapped__` would be that of another library, such as Ray's tracing."""
+
 
 def in_each(workers: Sequence[Any], change: Callable[..., str], *settings: Any) -> list[str]:
     """Call a function in each Ray worker, with the worker and the settings.
@@ -92,7 +95,7 @@ def constrain_module(module: Any, log_rho: float) -> None:
         log_rho: ln ρ.
     """
     engine = module.FSDPEngineWithLMHead
-    plain = getattr(engine.prepare_model_outputs, "__wrapped__", engine.prepare_model_outputs)
+    plain = getattr(engine.prepare_model_outputs, PLAIN, engine.prepare_model_outputs)
     scored: list[Any] = []
 
     def logprobs_from_logits(logits: Any, labels: Any, inplace_backward: bool = True) -> Any:  # noqa: ARG001 verl's
@@ -114,7 +117,7 @@ def constrain_module(module: Any, log_rho: float) -> None:
             model_output[name] = torch.nested.nested_tensor_from_jagged(values_T.detach(), offsets)
         return model_output
 
-    prepare_model_outputs.__wrapped__ = plain  # type: ignore[attr-defined]
+    setattr(prepare_model_outputs, PLAIN, plain)
     module.logprobs_from_logits = logprobs_from_logits
     engine.prepare_model_outputs = prepare_model_outputs
 
@@ -133,12 +136,12 @@ def constrain_sampler(worker: Any, log_rho: float) -> str:
     plain = getattr(worker, "_run_agent_loop", None)
     if plain is None:
         raise StudyError(f"{type(worker).__name__} has no _run_agent_loop, where min_p is asked for")
-    plain = getattr(plain, "__wrapped__", plain)
+    plain = getattr(plain, PLAIN, plain)
 
     async def run_agent_loop(sampling_params: dict[str, Any], trajectory: dict[str, Any], **named: Any) -> Any:
         return await plain(training_params(sampling_params, trajectory, log_rho), trajectory, **named)
 
-    run_agent_loop.__wrapped__ = plain  # type: ignore[attr-defined]
+    setattr(run_agent_loop, PLAIN, plain)
     worker._run_agent_loop = run_agent_loop
     return _announce(
         f"min_p = exp({log_rho:g}) in each training request of this worker, in no validation; {versions()}"
