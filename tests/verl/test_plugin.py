@@ -3,10 +3,11 @@
 import os
 import subprocess
 import sys
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, requires
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 NAME_A_TRAINER = "from verl.trainer.ppo.v1 import get_trainer_cls; print(get_trainer_cls('tailrl').__name__)"
 
@@ -19,6 +20,17 @@ def ended(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_entry_point_is_this_plugin() -> None:
     assert [point.value for point in entry_points(group="verl.plugins")] == ["tailrl.integrations.verl.plugin"]
+
+
+def test_verl_and_a_study_have_no_transformers_in_common() -> None:
+    """So pip cannot install both extras. It goes by these lines of metadata."""
+    of_verl = [Requirement(line) for line in requires("verl") or () if "extra" not in line]
+    of_study = [Requirement(line) for line in requires("tailrl") or () if "extra" in line]
+    [verls] = [one.specifier for one in of_verl if one.name == "transformers"]
+    ours = [one.specifier for one in of_study if one.name == "transformers" and one.marker.evaluate({"extra": "probe"})]
+    assert "5.10.4" in verls and ours
+    every = [f"{major}.{minor}.{patch}" for major in (4, 5, 6) for minor in range(60) for patch in range(10)]
+    assert not [version for version in every if version in verls and all(version in one for one in ours)]
 
 
 def test_importing_verl_imports_no_trainer_of_ours() -> None:

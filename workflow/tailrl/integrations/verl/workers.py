@@ -18,8 +18,8 @@ from tailrl.runtime.errors import StudyError
 KEPT, SIZE, TOP = "tailrl_log_kept", "tailrl_set_size", "tailrl_log_top"
 """Outputs that the engine gives beside log-probs, one number a token: log Z, |V_S|, the largest log-prob (nats)."""
 
+# Attribute of a changed function: verl's own. `__wrapped__` may be another library's, such as that of Ray's tracing.
 PLAIN = "_before_tailrl"
-"""Attribute of a changed function: verl's own. `__wrapped__` would be that of another library, such as Ray's tracing."""
 
 
 def in_each(workers: Sequence[Any], change: Callable[..., str], *settings: Any) -> list[str]:
