@@ -95,6 +95,7 @@ Memory = SimpleNamespace(
     is_available=lambda: True,
     current_device=lambda: Device("cpu"),
     device_count=lambda: 1,
+    get_device_name=lambda *_: "a CPU",
     set_device=lambda *_: None,
     reset_peak_memory_stats=lambda *_: None,
     manual_seed=torch.manual_seed,
@@ -114,3 +115,24 @@ def add_engine() -> None:
     monkey_patch.is_trl_available = lambda: False  # verl looks for value heads that TRL 1 no longer has
     if "cpu" not in EngineRegistry._engines["language_model"]["fsdp2"]:
         EngineRegistry.register(model_type="language_model", backend=["fsdp2"], device="cpu")(FSDPEngineWithLMHead)
+
+
+def let_verl_start_groups() -> None:
+    """verl names the backend of the CPU and of the device, here the same: `cpu:gloo,cpu:gloo` is refused."""
+    plain = torch.distributed.init_process_group
+
+    def init_process_group(backend: str | None = None, *rest: Any, **named: Any) -> Any:
+        return plain("cpu:gloo" if backend == "cpu:gloo,cpu:gloo" else backend, *rest, **named)
+
+    torch.distributed.init_process_group = init_process_group
+
+
+def prepare_engines() -> None:
+    """Adds the CPU to the engines once verl has them; verl imports this module before."""
+    from tailrl.integrations.verl import plugin
+
+    plugin.WAITED_FOR["verl.workers.engine.fsdp"] = add_engine
+
+
+let_verl_start_groups()
+prepare_engines()
