@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from pages_fixture import DOCS, blocks, commands
@@ -61,9 +62,10 @@ def test_the_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     settings = asked_of_plugin(TUTORIAL).log
     assert settings is not None
     rows = [
-        {"token_ids": [5, 11, 12], "sampler_logprobs": [-1.0, -0.5], "trainer_logprobs": [-1.5, -0.5], "step": 1,
-         "advantage": [0.5, 0.5], "mask": [1, 1], "version": 1, "reward": 1.0, "text": "a b"},
-    ] * 4  # fmt: skip
+        {"token_ids": [5, 11, 12], "sampler_logprobs": [-1.0 - i / 9, -0.5], "trainer_logprobs": [-1.5, -0.5 - i / 7],
+         "advantage": [0.5 - i, 0.5 - i], "mask": [1, 1], "step": 1 + i % 2, "version": 1, "reward": 1.0, "text": "a b"}
+        for i in range(4)
+    ]  # fmt: skip
     log.write(rows, settings, "1")
     in_verls, install, command, comparison = commands(TUTORIAL)
     assert in_verls.startswith('pip install ".[verl]"') and install == "pip install ."

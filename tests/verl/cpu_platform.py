@@ -127,11 +127,22 @@ def let_verl_start_groups() -> None:
     torch.distributed.init_process_group = init_process_group
 
 
+def let_vllm_get_weights() -> None:
+    """vLLM packs a CPU layer's weights once, and would lose those that verl sends later."""
+    from vllm.model_executor.layers import utils
+
+    def dispatch_cpu_unquantized_gemm(layer: Any, remove_weight: bool = False) -> None:  # noqa: ARG001
+        layer.cpu_linear = torch.nn.functional.linear
+
+    utils.dispatch_cpu_unquantized_gemm = dispatch_cpu_unquantized_gemm
+
+
 def prepare_engines() -> None:
     """Adds the CPU to the engines once verl has them; verl imports this module before."""
     from tailrl.integrations.verl import plugin
 
     plugin.WAITED_FOR["verl.workers.engine.fsdp"] = add_engine
+    plugin.WAITED_FOR["vllm.model_executor.layers.utils"] = let_vllm_get_weights
 
 
 let_verl_start_groups()
