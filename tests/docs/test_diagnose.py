@@ -62,7 +62,8 @@ def test_the_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     settings = asked_of_plugin(TUTORIAL).log
     assert settings is not None
     rows = [
-        {"token_ids": [5 + i, 11, 12], "sampler_logprobs": [-1.0 - i / 9, -0.5 - i], "trainer_logprobs": [-1.5, -0.5 - i / 7],
+        {"token_ids": [5 + i, 11, 12], "sampler_logprobs": [-1.0 - i / 9, -0.5 - i],
+         "trainer_logprobs": [-1.5, -0.5 - i / 7],
          "advantage": [0.5 - i, 0.5 - i], "mask": [1, 1], "step": 1 + i, "version": 1, "reward": 1.0, "text": "a b"}
         for i in range(3)
     ]  # fmt: skip
