@@ -74,10 +74,11 @@ peers: venv  ## the frameworks' own losses, configurations and metrics beside ou
 		python benchmarks/framework_metrics.py --out docs/results/framework_metrics.csv
 
 # An environment that has verl, and sees what VENV has.
-verl: venv  ## the hook for verl's token log with verl's own trainers and queue: five minutes
+verl: venv  ## the plugin for verl with verl's own engine, trainers, workers and queue: ten minutes
 	$(VENV)/bin/python -m venv $(VENV)-verl
 	echo "import site; site.addsitedir('$(abspath $(VENV))/lib/python3.11/site-packages')" > $(VENV)-verl/lib/python3.11/site-packages/base.pth
 	$(VENV)-verl/bin/python envs/install.py envs/verl.txt
+	$(VENV)-verl/bin/python -m pip install -qq --no-deps --no-build-isolation --editable .
 	$(VENV)-verl/bin/python -m pytest -q tests/verl $(ARGS)
 
 trl: venv  ## the tests of tailrl.trl with several versions of TRL: ten minutes

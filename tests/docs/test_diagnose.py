@@ -7,108 +7,77 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
+import yaml
 from pages_fixture import DOCS, blocks, commands
 
 from tailrl import cli, diagnose
 from tailrl.diagnosis.formats import formats
-from tailrl.diagnosis.log import Log
-from tailrl.diagnosis.readers import read_log
 from tailrl.diagnosis.tables import read_table
+from tailrl.integrations.verl import log
+from tailrl.integrations.verl.settings import Log, Plugin, read_settings
 
-TUTORIAL, SCHEMA = "tutorials/diagnose-a-log.md", "how-to/log-schema.md"
-
-
-def columns(layout: str) -> dict[str, torch.Tensor]:
-    """What verl has when it logs a step: jagged in its queue, padded in its older trainer."""
-    rows: dict[str, list[list[float]]] = {
-        "responses": [[11, 12, 13], [14], [15]],
-        "response_mask": [[1, 0, 1], [1], [1]],
-        "rollout_log_probs": [[-1.0, -0.5, -0.25], [-2.0], [-3.0]],
-        "old_log_probs": [[-1.5, -0.5, -0.25], [-1.0], [-3.0]],
-        "advantages": [[0.5, 0.5, 0.5], [-0.5], [0.0]],
-        "rm_scores" if layout == "jagged" else "token_level_scores": [[0.0, 0.0, 1.0], [0.0], [0.0]],
-    }
-    tensors = {name: [torch.tensor(row) for row in values] for name, values in rows.items()}
-    if layout == "jagged":
-        return {name: torch.nested.as_nested_tensor(values, layout=torch.jagged) for name, values in tensors.items()}
-    return {name: torch.nn.utils.rnn.pad_sequence(values, batch_first=True) for name, values in tensors.items()}
+TUTORIAL, SCHEMA, VERL = "tutorials/diagnose-a-log.md", "how-to/log-schema.md", "how-to/verl.md"
 
 
-@pytest.fixture
-def hook(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """The tutorial's code beside empty trainers. tests/verl executes it with verl's own classes and queue."""
-    names = ("verl", "verl.trainer", "verl.trainer.ppo", "verl.trainer.ppo.v1", "verl.trainer.ppo.ray_trainer")
-    modules = {name: ModuleType(name) for name in (*names, "transfer_queue")}
-    nothing = {"fit": None, "_log_rollout_data": None}
-    modules["verl.trainer.ppo.v1"].PPOTrainer = type("PPOTrainer", (), nothing)  # type: ignore[attr-defined]
-    modules["verl.trainer.ppo.ray_trainer"].RayPPOTrainer = type("RayPPOTrainer", (), nothing)  # type: ignore[attr-defined]
-    modules["transfer_queue"].kv_batch_get = lambda **_: columns("jagged")  # type: ignore[attr-defined]
-    for name, module in modules.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    [code] = blocks(TUTORIAL, "python")
-    names_of_hook: dict[str, Any] = {}
-    exec(compile(code, TUTORIAL, "exec"), names_of_hook)
-    return SimpleNamespace(**names_of_hook)
+def lines_of_verl(page: str) -> dict[str, str]:
+    """What a page tells to add to verl's command."""
+    blocks_of_verl = [block for block in blocks(page, "text") if "tailrl" in block]
+    return dict(line.split("=", 1) for block in blocks_of_verl for line in block.splitlines())
 
 
-def trainer(step: int) -> Any:
-    settings = SimpleNamespace(trainer=SimpleNamespace(rollout_data_dir="rollouts"))
-    return SimpleNamespace(config=settings, global_steps=step)
+def asked_of_plugin(page: str) -> Plugin:
+    """The same as the plugin reads it, which verl's Hydra hands on by path."""
+    asked: dict[str, dict[str, Any]] = {}
+    for key, value in lines_of_verl(page).items():
+        if key.startswith("+tailrl."):
+            _, part, name = key.split(".")
+            asked.setdefault(part, {})[name] = yaml.safe_load(value)
+    return read_settings(asked)
 
 
-@pytest.fixture
-def logged(hook: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hook's log of two steps in a folder, one of the queue and one of the older trainer."""
+@pytest.mark.parametrize("page", [TUTORIAL, VERL])
+def test_the_plugin_reads_what_its_pages_tell_to_type(page: str) -> None:
+    lines = lines_of_verl(page)
+    assert lines["trainer.v1.trainer_mode"] == "tailrl"
+    assert lines["actor_rollout_ref.rollout.calculate_log_probs"] == "true"
+    settings = asked_of_plugin(page)
+    assert settings.log is not None and settings.log.folder == "tokens"
+    assert settings.log.responses == 64 and settings.log.every == 1, "the defaults that both pages name"
+    assert (settings.dvp is not None) == (page == VERL)
+
+
+def test_the_page_names_each_key_of_the_log() -> None:
+    text = (DOCS / VERL).read_text(encoding="utf-8")
+    named = set(re.findall(r"\+tailrl\.log\.(\w+)=", text))
+    assert named == set(Log.model_fields)
+
+
+def test_the_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a log that the plugin writes; tests/verl executes the plugin in verl itself."""
     monkeypatch.chdir(tmp_path)
-    tags = [{}, {"is_padding": False}, {"is_padding": True}]
-    hook.write(trainer(1), SimpleNamespace(keys=["a", "b", "c"], partition_id="train", tags=tags))
-    hook.write(trainer(2), SimpleNamespace(batch=columns("padded")))
-
-
-@pytest.mark.usefixtures("logged")
-def test_the_hook_writes_the_plain_schema() -> None:
-    parts = list(read_log([Path("rollouts/tokens")]))
-    assert len(parts) == 2 and {title for title, _ in parts} == {"the documented JSONL or Parquet"}
-    log: Log = parts[0][1]
-    assert log.token_T.tolist() == [11, 13, 14]
-    np.testing.assert_array_equal(log.sampler_T, [-1.0, -0.25, -2.0])
-    np.testing.assert_array_equal(log.trainer_T, [-1.5, -0.25, -1.0])
-    assert log.advantage_T.tolist() == [0.5, 0.5, -0.5] and log.reward_S.tolist() == [1.0, 0.0]
-    assert [part.step_S.tolist() for _, part in parts] == [[1, 1], [2, 2, 2]]
-
-
-@pytest.mark.parametrize("lacking", ["rollout_log_probs", "old_log_probs", "response_mask", "token_level_scores"])
-def test_a_batch_that_lacks_a_column_is_one_sentence(hook: SimpleNamespace, lacking: str) -> None:
-    batch = {name: values for name, values in columns("padded").items() if name != lacking}
-    with pytest.raises(RuntimeError, match=f"^log_tokens: verl's batch has no {lacking}$"):
-        hook.write(trainer(1), SimpleNamespace(batch=batch))
-
-
-def test_a_trainer_without_the_methods_is_not_passed_over(hook: SimpleNamespace) -> None:
-    with pytest.raises(AttributeError, match="fit"):
-        hook.attach(type("Trainer", (), {}))
-    with pytest.raises(AttributeError, match="_log_rollout_data"):
-        hook.attach(type("Trainer", (), {"fit": None}))
-
-
-@pytest.mark.usefixtures("logged")
-def test_the_commands_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    install, command, comparison = commands(TUTORIAL)
-    assert install == "pip install ."
+    settings = asked_of_plugin(TUTORIAL).log
+    assert settings is not None
+    rows = [
+        {"token_ids": [5 + i, 11, 12], "sampler_logprobs": [-1.0 - i / 9, -0.5 - i],
+         "trainer_logprobs": [-1.5, -0.5 - i / 7],
+         "advantage": [0.5 - i, 0.5 - i], "mask": [1, 1], "step": 1 + i, "version": 1, "reward": 1.0, "text": "a b"}
+        for i in range(3)
+    ]  # fmt: skip
+    log.write(rows, settings, "1")
+    in_verls, install, command, comparison = commands(TUTORIAL)
+    assert in_verls.startswith('pip install ".[verl]"') and install == "pip install ."
     monkeypatch.setattr(sys, "argv", shlex.split(command))
     cli.main()
     assert Path("diagnosis.html").stat().st_size > 1000
-    shutil.copytree("rollouts/tokens", "rollouts/tokens_before")
+    shutil.copytree("tokens", "tokens_before")
     monkeypatch.setattr(sys, "argv", shlex.split(comparison))
     cli.main()
     assert "no detectable difference" in Path("change.html").read_text(encoding="utf-8")
-    assert diagnose("rollouts/tokens").measured.tokens == 7
+    assert diagnose("tokens").measured.tokens == 6
 
 
 def test_the_schema_names_every_column() -> None:
