@@ -11,6 +11,7 @@ from tailrl.config.study import Study as Study
 from tailrl.config.training import Training as Training
 from tailrl.config.vocabulary import Vocabulary as Vocabulary
 from tailrl.diagnosis.diagnosis import diagnose as diagnose
+from tailrl.explanation.explanation import explain as explain
 from tailrl.integrations.trl import with_dvp as with_dvp
 from tailrl.kernels.logprobs import constrained_logprobs as constrained_logprobs
 from tailrl.model.policy import load_policy as load_policy

@@ -390,3 +390,6 @@ def test_a_difference_of_ratios_covers() -> None:
 def test_a_difference_without_terms_is_none() -> None:
     nothing = np.empty(0)
     assert math.isnan(ratio_difference(Ratio(nothing, nothing, nothing), Ratio(nothing, nothing, nothing)).mean)
+    # One prompt, which both share: a difference, and no interval.
+    one = ratio_difference(Ratio(np.ones(2), np.ones(2), np.zeros(2)), Ratio(2 * np.ones(3), np.ones(3), np.zeros(3)))
+    assert one.mean == 1 and one.n == 1 and math.isnan(one.low) and math.isnan(one.high)

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from tailrl.artifacts.metrics import FloatArray
+from tailrl.diagnosis.diagnosis import Table
 from tailrl.diagnosis.log import Log
 from tailrl.diagnosis.tables import read_table
 from tailrl.explanation.catalogue import Choice, Hypothesis, catalogue, imported
@@ -172,7 +173,7 @@ def _pinned(steps: Sequence[tuple[float, int, float, float]], rounding: float) -
 
 
 def explain(
-    log: Any,
+    log: Table,
     model: str | Path,
     *,
     prompts: str | Path | None = None,

@@ -111,8 +111,9 @@ def ratio_difference(first: Ratio, second: Ratio) -> Interval:
     names, place_T = np.unique(cluster_T[~alone_T], return_inverse=True)
     shared_G = np.bincount(place_T, np.concatenate(influences)[~alone_T], minlength=names.size)
     influence_G = np.concatenate([shared_G, np.concatenate(influences)[alone_T]])
-    error = math.sqrt(influence_G.size / (influence_G.size - 1) * float((influence_G**2).sum()))
-    return _t_interval(values[1] - values[0], error, influence_G.size)
+    count = influence_G.size
+    error = math.sqrt(count / (count - 1) * float((influence_G**2).sum())) if count > 1 else math.nan
+    return _t_interval(values[1] - values[0], error, count)
 
 
 def share_interval(count: int, n: int) -> Interval:
