@@ -206,6 +206,8 @@ def test_outcomes_are_decided_in_one_module() -> None:
     assert len(outcomes) == 11
     makers, givers = set(), set()
     for file in sorted((ROOT / "workflow" / "tailrl").rglob("*.py")):
+        if file.parent.name in ("diagnosis", "curves"):  # they judge logs, not claims
+            continue
         nodes = nodes_of(file)
         compared = {id(name) for node in nodes if isinstance(node, ast.Compare) for name in ast.walk(node)}
         compared |= {id(key) for node in nodes if isinstance(node, ast.Dict) for key in node.keys}

@@ -69,6 +69,7 @@ def ends(lacking: Iterable[str], folder: Path, alone: Iterable[str] = ()) -> dic
     commands = [
         *(["check", study], ["plan", study], ["schema"], ["metrics"], ["download", study], ["unlock"]),
         *(["demo", "--no-open", "--out", str(folder / "demo.html")], ["watch", str(log), "--once"]),
+        ["explain", str(log), "--model", str(folder / "nowhere")],
         *(["diagnose", str(log)], ["probe", str(folder / "nowhere")], ["claims", out], ["mirror", out]),
         *(["across", study, study, "--results", out, "--out", out], ["dashboard", out]),
         *(["card", out, "--evaluation", out], ["job", "summarise", "--study", study, "--results", out, "--out", out]),
@@ -122,7 +123,7 @@ def test_a_plain_install(elsewhere: tuple[str, ...], tmp_path: Path) -> None:
     works = {"diagnose", "demo", "watch", "plan", "check", "schema", "metrics", "read_study"}
     assert not asked.keys() & works
     assert asked["probe"] == ".[probe]" and asked["batch_loss"] == ".[diagnose]"
-    others = asked.keys() - {"probe", "batch_loss"}
+    others = asked.keys() - {"probe", "explain", "batch_loss"}
     assert others >= {"download", "train", "unlock", "across"} and {asked[name] for name in others} == {".[study]"}
 
 

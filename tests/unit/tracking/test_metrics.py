@@ -79,7 +79,7 @@ LITERAL = re.compile(
     "|".join(
         (
             *map(re.escape, EVERY),
-            r"rollout_corr",
+            r"rollout_corr(?!ection)",  # verl's block of settings begins alike
             # A part of a key; a path as train/<arm> or train/*/ is none, nor is .../train/.
             rf"(?<![\w/])(?:{'|'.join(GROUPS)})/(?:[a-z_{{]|$)",
         )

@@ -64,7 +64,7 @@ def _read_limit(side: Side, text: str) -> Limit:
         known = ", ".join(sorted({*SHORT_NAMES, *TOKEN, *OTHERS, *EXTREMES}))
         raise StudyError(
             f"--{side} {text}: no number is called {one_line(name)}; known are {known}, and the metrics of the "
-            "frameworks by their own names, such as rollout_corr/k3_kl"
+            "frameworks by their own names, such as training/rollout_probs_diff_mean"
         )
     if side == "max" and of in MORE_IS_BETTER:
         raise StudyError(f"--max {text}: of {name} more is better; give --min {text}")
