@@ -68,11 +68,17 @@ CLEAN: dict[str, Callable[[], Tokens]] = {
     "one token left": lambda: drawn(6, top_k=1),
 }
 
+FIRST = np.arange(RESPONSES * LENGTH).reshape(RESPONSES, LENGTH) % 700 == 4  # three tokens
+
 PLANTED: dict[str, tuple[str, Callable[[Tokens], tuple[np.ndarray, np.ndarray]]]] = {
     "a copy": ("copy", lambda t: (t.trainer, t.trainer)),
     "a constant": ("constant", lambda t: (np.zeros_like(t.sampler), t.trainer)),
     "another constant": ("constant", lambda t: (t.sampler, np.full_like(t.trainer, -1.5))),
     "negative log-likelihoods": ("negative", lambda t: (-t.sampler, -t.trainer)),
+    "probabilities": ("probabilities", lambda t: (np.exp(t.sampler), np.exp(t.trainer))),
+    "probabilities of one side": ("probabilities", lambda t: (np.exp(t.sampler), t.trainer)),
+    "a fill of -9999": ("fill_value", lambda t: (t.sampler, np.where(FIRST, -9999.0, t.trainer))),
+    "a fill of -1e30": ("fill_value", lambda t: (np.where(FIRST, -1e30, t.sampler), t.trainer)),
     "one side negated": ("negative", lambda t: (t.sampler, -t.trainer)),
     "base 2": ("base", lambda t: (t.sampler / math.log(2), t.trainer)),
     "base 10 of the trainer": ("base", lambda t: (t.sampler, t.trainer / math.log(10))),
@@ -106,6 +112,49 @@ WITH_BASES += [
 def test_a_planted_fault_is_found_alone(name: str, base: str) -> None:
     expected, plant = PLANTED[name]
     assert faults_of(*plant(CLEAN[base]())) == [expected]
+
+
+def in_batches(values: np.ndarray, pad: float, widths: tuple[int, ...], at_the_end: bool = True) -> list[np.ndarray]:
+    """Responses of 20 to LENGTH tokens, padded to the width of their batch."""
+    lengths = np.random.default_rng(5).integers(20, LENGTH + 1, len(values))
+    rows = []
+    for number, (row, length) in enumerate(zip(values, lengths, strict=True)):
+        fill = np.full(widths[number * len(widths) // len(values)] - length, pad)
+        rows.append(np.concatenate([row[:length], fill] if at_the_end else [fill, row[:length]]))
+    return rows
+
+
+@pytest.mark.parametrize("widths", [(50,), (50, 60), (70, 50, 60, 90)])
+@pytest.mark.parametrize("pad", [0.0, -1.0, -9.5])
+@pytest.mark.parametrize("at_the_end", [True, False])
+def test_padding_of_each_batch_to_its_own_width(widths: tuple[int, ...], pad: float, at_the_end: bool) -> None:
+    tokens = drawn(8)
+    assert faults_of(*(in_batches(side, pad, widths, at_the_end) for side in (tokens.sampler, tokens.trainer))) == [
+        "padding"
+    ]
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("least", [20, LENGTH - 1, LENGTH])
+def test_a_pruned_policys_zeros_are_no_padding(share: float, least: int) -> None:
+    """Both sides have exactly 0 in runs, also where nearly all responses were cut at the same length."""
+    tokens, generator = drawn(9), np.random.default_rng(3)
+    forced = np.repeat(generator.random((RESPONSES, LENGTH)) < share, 3, axis=1)[:, :LENGTH]
+    forced[:, :3] = True  # such as the words of a template
+    lengths = generator.integers(least, LENGTH + 1, RESPONSES)
+    sides = [
+        [row[:length] for row, length in zip(np.where(forced, 0.0, side), lengths, strict=True)]
+        for side in (tokens.sampler, tokens.trainer)
+    ]
+    assert faults_of(*sides) == []
+
+
+def test_repetitions_of_different_tokens_are_no_padding() -> None:
+    tokens = drawn(8)
+    sides = [padded(side, 0.0) for side in (tokens.sampler, tokens.trainer)]
+    loop = np.tile(np.arange(LENGTH) % 3, (RESPONSES, 1))
+    assert faults_of(*sides, token_T=loop) == []
+    assert faults_of(*sides, token_T=np.where(sides[0] == 0, 7, loop)) == ["padding"]
 
 
 def test_versions_after_their_step() -> None:

@@ -18,18 +18,21 @@ from numpy.typing import NDArray
 
 from tailrl.artifacts.files import Record
 from tailrl.artifacts.metrics import FloatArray
-from tailrl.diagnosis.log import Log
+from tailrl.diagnosis.log import IntArray, Log
 
 SIDES = ("sampler", "trainer")
 FEWEST = 20  # tokens that a check needs
 NEARLY_ALL = 0.99  # of the tokens: a few may have been made in another way
-PADS = (0.0, 1.0, -100.0)  # what frameworks fill the end of a row with
-PADDED_SEQUENCES = 0.2  # the share of the sequences with such an end
+PADDED_SEQUENCES = 0.2  # the share of the sequences that are filled up with one value
+ONE_WIDTH = 0.9  # the share of them with a neighbour of the same length, as the rows of a batch have
+LONGER_RUNS = 4  # times as long as the runs of that value within the sequences
 FINEST_GRID = 8  # a grid of 2^-8 nats
 OFF_ZERO = 0.3  # nats: log-probs nearer to 0 lie on finer grids
 BASE_TOLERANCE = 0.02  # of the factor between the two sides
 BASE_FIT = 0.999  # the share of the sampler's variance that the factor explains
 SURE, RARE = math.log(0.6), math.log(0.05)  # of the trainer's probability: its first choice, and a rare token
+IMPOSSIBLE = 1e3  # nats: no softmax of logits in 16 bits gives one so far from 0
+SOME_CERTAIN = 0.9  # the largest probability of a log is no smaller
 FILLED = 0.01  # nats, the mean of a response that nobody finds certain throughout
 
 Bools = NDArray[np.bool_]
@@ -63,6 +66,10 @@ def _fault(name: str, **numbers: object) -> Fault:
     return Fault(name, words.says.format(**numbers), words.do.format(**numbers))
 
 
+def _whose(sides: list[str]) -> str:
+    return "Both sides'" if len(sides) == 2 else f"The {sides[0]}'s"
+
+
 @dataclass
 class ExactChecks:
     """Sums over the parts of a log that the checks need; `faults` says what they found."""
@@ -72,7 +79,8 @@ class ExactChecks:
     counts: Counter[str] = field(default_factory=Counter)
     ends: dict[str, tuple[float, float]] = field(default_factory=dict)
     products: FloatArray = field(default_factory=lambda: np.zeros(5))  # Σs, Σt, Σss, Σtt, Σst
-    lengths: set[int] = field(default_factory=set)
+    fills: dict[tuple[str, complex], IntArray] = field(default_factory=dict)
+    within: dict[complex, IntArray] = field(default_factory=dict)
 
     @np.errstate(over="ignore", invalid="ignore")  # a log-prob of -1e300 is a finding of its own
     def add(self, log: Log) -> None:
@@ -94,20 +102,38 @@ class ExactChecks:
             low, high = self.ends.get(side, (math.inf, -math.inf))
             self.ends[side] = min(low, float(values_T.min())), max(high, float(values_T.max()))
             self.counts[f"{side} above 0"] += int((values_T > 1e-5).sum())
+            self.counts[f"{side} fill"] += int((np.abs(values_T) >= IMPOSSIBLE).sum())
             self._grids(side, values_T[values_T < -OFF_ZERO])
 
     def _padding(self, log: Log) -> None:
-        """Runs of one filling value on both sides, to the end of the row."""
+        """Runs of one pair of values, and of one token id, at the beginnings and the ends of rows, and within them.
+
+        `fills`: by side of the row and pair, the rows with such a run, its tokens, and the rows of which a neighbour is
+        as long. `within`: by pair, the runs elsewhere and their tokens.
+        """
         length_S = np.diff(np.append(log.start_S, len(log.sampler_T)))
-        self.lengths |= set(length_S.tolist())
-        for pad in PADS:
-            real_T = (log.sampler_T != pad) | (log.trainer_T != pad)
-            last_S = np.full(len(length_S), -1)
-            np.maximum.at(last_S, log.sequence_T[real_T], log.position_T[real_T])
-            run_S = length_S - 1 - last_S
-            self.counts[f"pad {pad:g}"] += int((run_S >= 2).sum())
-            self.counts[f"pad {pad:g} tokens"] += int(run_S[run_S >= 2].sum())
         self.counts["sequences"] += len(length_S)
+        if not len(log.sampler_T):
+            return
+        pair_T = np.empty(len(log.sampler_T), complex)
+        pair_T.real, pair_T.imag = log.sampler_T + 0.0, log.trainer_T + 0.0  # -0 is 0
+        changes_T = np.ones(len(pair_T), bool)
+        changes_T[1:] = (np.diff(log.sequence_T) != 0) | (np.diff(log.token_T) != 0) | (pair_T[1:] != pair_T[:-1])
+        start_R = np.flatnonzero(changes_T)
+        length_R = np.diff(np.append(start_R, len(pair_T)))
+        pair_R, sequence_R = pair_T[start_R], log.sequence_T[start_R]
+        starts_R = np.concatenate([[True], np.diff(sequence_R) != 0])
+        ends_R = np.append(starts_R[1:], True)
+        same_S = np.append(length_S[1:] == length_S[:-1], False)
+        same_S[1:] |= same_S[:-1].copy()
+        for edge, edge_R in (("begin", starts_R & ~ends_R), ("end", ends_R)):
+            for run in np.flatnonzero(edge_R & (length_R >= 2)):
+                sums = self.fills.setdefault((edge, complex(pair_R[run])), np.zeros(3, np.int64))
+                sums += [1, length_R[run], same_S[sequence_R[run]]]
+        inside_R = ~(starts_R | ends_R) & np.isin(pair_R, [pair for _, pair in self.fills])
+        for pair in np.unique(pair_R[inside_R]):
+            sums = self.within.setdefault(complex(pair), np.zeros(2, np.int64))
+            sums += [(inside_R & (pair_R == pair)).sum(), length_R[inside_R & (pair_R == pair)].sum()]
 
     def _whole_responses(self, log: Log, both_T: Bools) -> None:
         """Responses of which one side has exactly 0 at every token, and the other side has not."""
@@ -154,7 +180,9 @@ class ExactChecks:
         checks: tuple[Callable[[], list[Fault]], ...] = (
             self._of_copies,
             self._of_constants,
+            self._of_probabilities,
             self._of_signs,
+            self._of_fill_values,
             self._of_bases,
             self._of_padding,
             self._of_filled,
@@ -175,13 +203,31 @@ class ExactChecks:
     def _of_constants(self) -> list[Fault]:
         return [_fault("constant", side=side, value=f"{self.ends[side][0]:g}") for side in self._constant()]
 
-    def _of_signs(self) -> list[Fault]:
-        if self.tokens < FEWEST:
-            return []
+    def _positive(self) -> list[str]:
+        """The sides with numbers above 0 nearly everywhere."""
         sides = [side for side in SIDES if self.counts[f"{side} above 0"] >= NEARLY_ALL * self.tokens]
-        sides = [side for side in sides if side not in self._constant()]
-        whose = "Both sides'" if len(sides) == 2 else f"The {sides[0]}'s" if sides else ""
-        return [_fault("negative", whose=whose)] if sides else []
+        return [side for side in sides if self.tokens >= FEWEST and side not in self._constant()]
+
+    def _are_probabilities(self, side: str) -> bool:
+        low, high = self.ends[side]
+        return low >= 0 and SOME_CERTAIN <= high <= 1 + 1e-5
+
+    def _of_probabilities(self) -> list[Fault]:
+        """Some token is nearly certain; the largest negative log-likelihood is hardly ever just below 1."""
+        sides = [side for side in self._positive() if self._are_probabilities(side)]
+        return [_fault("probabilities", whose=_whose(sides))] if sides else []
+
+    def _of_signs(self) -> list[Fault]:
+        sides = [side for side in self._positive() if not self._are_probabilities(side)]
+        return [_fault("negative", whose=_whose(sides))] if sides else []
+
+    def _of_fill_values(self) -> list[Fault]:
+        found = []
+        for side in SIDES:
+            if (tokens := self.counts[f"{side} fill"]) and side not in self._constant():
+                value = max(self.ends[side], key=abs)
+                found.append(_fault("fill_value", side=side, value=f"{value:g}", tokens=f"{tokens:,}"))
+        return found
 
     def _of_bases(self) -> list[Fault]:
         """One factor between the two sides, which is that of another base: s = c t for every token."""
@@ -196,14 +242,15 @@ class ExactChecks:
         return []
 
     def _of_padding(self) -> list[Fault]:
-        if len(self.lengths) != 1:  # rows that were padded have one length
-            return []
-        sequences = self.counts["sequences"]
-        return [
-            _fault("padding", value=f"{pad:g}", tokens=f"{self.counts[f'pad {pad:g} tokens']:,}")
-            for pad in PADS
-            if sequences > 1 and self.counts[f"pad {pad:g}"] >= PADDED_SEQUENCES * sequences
-        ]
+        """Rows of one width in each batch, filled up with runs that are longer than any policy's repetitions."""
+        found = []
+        for (edge, pair), (rows, tokens, same) in self.fills.items():
+            runs, tokens_within = self.within.get(pair, (1, 1))
+            is_padding = rows > max(1, PADDED_SEQUENCES * self.counts["sequences"]) and same >= ONE_WIDTH * rows
+            if is_padding and tokens / rows >= LONGER_RUNS * tokens_within / runs:
+                value = f"{pair.real:g}" if pair.real == pair.imag else f"{pair.real:g} and {pair.imag:g}"
+                found.append(_fault("padding", edge=edge, value=value, tokens=f"{tokens:,}"))
+        return found
 
     def _of_filled(self) -> list[Fault]:
         sequences = self.counts["sequences"]

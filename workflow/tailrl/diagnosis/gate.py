@@ -17,7 +17,7 @@ WORDS: dict[int, Literal["within", "beyond", "cannot tell"]] = {0: "within", 1: 
 SHORT_NAMES = {"ess": "ess_token", "kl": "k1", "abs_diff": "abs_logp"}
 MORE_IS_BETTER = ("ess_token", "ess_truncated", "ess_seq", "pearson")
 EXTREMES = ("abs_logp_max", "abs_prob_max", "ratio_max", "ratio_min")
-HIDING = ("copy", "constant", "negative", "padding")  # faults of a log that make numbers too small, or none
+HIDING = ("copy", "constant", "negative", "probabilities", "padding")  # faults after which numbers are too small
 Side = Literal["max", "min"]
 
 

@@ -15,7 +15,7 @@ from tailrl.diagnosis.metrics import named_metrics, quantity
 from tailrl.diagnosis.sizes import LEVELS, band_of, limits
 from tailrl.diagnosis.trend import trend_of
 
-NOTHING_TO_SAY = ("copy", "constant", "negative")
+NOTHING_TO_SAY = ("copy", "constant", "negative", "probabilities")
 """Faults of a log after which its other numbers mean nothing."""
 
 CERTAIN = 0.9  # how sure a cause is that is named without "probable"
