@@ -270,3 +270,39 @@ def test_a_dictionary_of_rectangles_with_a_mask_in_python() -> None:
         np.testing.assert_allclose(log.trainer_T, trainer[mask])
         assert log.step_S.tolist() == [5, 5, 5] and log.reward_S.tolist() == [1, 0, 1]
         assert diagnose(table).measured.sequences == 3
+
+
+def masked_rows(name: str, before: int, inside: int) -> list[dict[str, Any]]:
+    """Rows of the plain format with a fill after the response, and a mask that also covers `before` more places."""
+    rows = plain_rows()
+    for row in rows:
+        row.pop("mask", None)
+        count = len(row["trainer_logprobs"])
+        row["sampler_logprobs"] = [*row["sampler_logprobs"], *[0.0] * inside]
+        row["trainer_logprobs"] = [*row["trainer_logprobs"], *[-3.0] * inside]
+        row["token_ids"] = [*row["token_ids"], *[0] * inside]
+        row[name] = [1] * (before + count) + [0] * inside
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "says"),
+    [
+        ("response_mask", 0, "the mask is the column response_mask"),
+        ("loss_mask", 0, "the mask is the column loss_mask"),
+        ("attention_mask", 7, "attention_mask is longer than the log-probs, and its end is taken"),
+        ("mask", 2, "mask is longer than the log-probs, and its end is taken"),
+    ],
+)
+def test_a_mask_under_another_formats_name_or_over_the_prompt(name: str, before: int, says: str) -> None:
+    left_out = LeftOut()
+    ((_, log),) = read_table(masked_rows(name, before, inside=4), left_out)
+    check(log)
+    assert f"In {len(SEQUENCES)} of {len(SEQUENCES)} rows {says}." in left_out.sentences()
+
+
+def test_a_number_under_a_masks_name_is_no_mask() -> None:
+    left_out = LeftOut()
+    ((_, log),) = read_table([row | {"loss_mask": 1} for row in plain_rows()], left_out)
+    check(log)
+    assert "loss_mask is shorter than the log-probs and is not used as a mask" in left_out.sentences()[0]

@@ -1,6 +1,7 @@
 """Each framework's names for our columns, and a row of its log as a sequence."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -22,6 +23,7 @@ PER_TOKEN = (*SIDES, "token", *OPTIONAL_NUMBERS)
 PER_ROW = ("kept", "step", "version", "reward", "text", "prompt", "prompt_mask", "response", "schema")
 ROLES = (*PER_TOKEN, "mask", *PER_ROW)  # our names of columns
 SCHEMA = 1  # the version of the plain schema that is written, and the newest one that is read
+MASKS_OF_ANY = ("attention_mask",)  # besides the formats' own names, and after them
 MOST_LABELS, LONGEST_LABEL = 16, 64  # columns of one word a row, and letters of a word; a longer one is a text
 FEWEST_TO_ALIGN = 4  # tokens whose log-probs say how two columns are aligned
 
@@ -36,6 +38,7 @@ class Format(Record):
         from_second: our names of columns that may begin at the second token, as what a forward pass returns.
         step_in_name: a pattern whose first group is the step in a file's name.
         source: what was read to know.
+        is_other_mask: whether the mask has the name that another format gives it.
     """
 
     title: str
@@ -44,6 +47,7 @@ class Format(Record):
     from_second: tuple[str, ...] = ()
     step_in_name: str | None = None
     source: str | None = None
+    is_other_mask: bool = False
 
 
 class Dump(Record):
@@ -131,6 +135,17 @@ def recognise(names: Iterable[str], where: str, chosen: Mapping[str, str] | None
         RowError: there is none; it says what is missing, or what the row is instead.
     """
     present = set(names)
+    known = _recognised(present, where, chosen)
+    if known.columns.get("mask") in present:
+        return known
+    masks = (*(one.columns["mask"] for one in formats().values() if "mask" in one.columns), *MASKS_OF_ANY)
+    other = next((name for name in masks if name in present), None)
+    if other is None or (chosen and other in chosen.values()):
+        return known
+    return _with(known, {"mask": other}).model_copy(update={"is_other_mask": True})
+
+
+def _recognised(present: set[str], where: str, chosen: Mapping[str, str] | None) -> Format:
     if chosen:
         if unknown := [name for name in chosen.values() if name not in present]:
             raise RowError(
@@ -254,13 +269,18 @@ def _lines(value: Any) -> int:
 # --- a row as a sequence ---------------------------------------------------------------------------------
 
 
-def row_of(row: Mapping[str, Any], known: Format, where: str, step: float = np.nan) -> LoggedRow | None:
+def row_of(
+    row: Mapping[str, Any], known: Format, where: str, step: float = np.nan, notes: Counter[str] | None = None
+) -> LoggedRow | None:
     """One sequence from a row of a log; None if the log leaves it out.
+
+    `notes` counts sentences on what was taken in another way than by the format.
 
     Raises:
         RowError: a column is no list of numbers, or two columns differ in length.
     """
     columns = {role: row[name] for role, name in known.columns.items() if row.get(name) is not None}
+    notes = Counter() if notes is None else notes
     _check_schema(columns.pop("schema", SCHEMA), where)
     if "kept" in columns and not _one(columns["kept"], known, "kept", where):
         return None
@@ -272,9 +292,18 @@ def row_of(row: Mapping[str, Any], known: Format, where: str, step: float = np.n
     for name in known.from_second:
         if name in tokens and len(tokens[name]) == length - 1:
             tokens[name] = np.append(np.nan, tokens[name])
+    if known.is_other_mask and "mask" in tokens:
+        mask = known.columns["mask"]
+        if len(tokens["mask"]) < length:
+            del tokens["mask"]
+            notes[f"{mask} is shorter than the log-probs and is not used as a mask"] += 1
+        else:
+            notes[f"the mask is the column {mask}"] += 1
     for name, values in tokens.items():
-        if name == "token" and len(values) > length:
+        if name in ("token", "mask") and len(values) > length:
             tokens[name] = values[len(values) - length :]  # the prompt comes first
+            if name == "mask":
+                notes[f"{known.columns[name]} is longer than the log-probs, and its end is taken"] += 1
         elif name == "advantage" and len(values) == 1:
             tokens[name] = np.full(length, values[0])
         elif len(values) != length:

@@ -32,6 +32,7 @@ class LeftOut:
         empty: the responses that have no token, or whose tokens are all masked.
         reasons: the left out rows by reason. first: the sentence on the first row of each reason.
         framework: whose rows they are, by reason, where it is told.
+        notes: what was taken in another way than a format has it, with its rows.
         files: the files that gave nothing, each with its sentence. folders: those that were looked into.
         damaged: a sentence on each file that was read up to some place only.
         copied: for each file the responses that an earlier file has too.
@@ -42,6 +43,7 @@ class LeftOut:
     reasons: Counter[str] = field(default_factory=Counter)
     first: dict[str, str] = field(default_factory=dict)
     framework: dict[str, str] = field(default_factory=dict)
+    notes: Counter[str] = field(default_factory=Counter)
     files: dict[Path, StudyError] = field(default_factory=dict)
     folders: list[Path] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
@@ -61,6 +63,7 @@ class LeftOut:
         self.rows += other.rows
         self.empty += other.empty
         self.reasons.update(other.reasons)
+        self.notes.update(other.notes)
         self.first = {**other.first, **self.first}
 
     def only_reason(self, file: Path) -> StudyError:
@@ -78,6 +81,7 @@ class LeftOut:
             f"The first: {self.first[reason]}."
             for reason, count in self.reasons.most_common()
         ]
+        said += [f"In {count:,} of {self.rows:,} rows {note}." for note, count in self.notes.most_common()]
         if self.empty:
             are = "response has" if self.empty == 1 else "responses have"
             said.append(f"{self.empty:,} {are} no token that counts.")

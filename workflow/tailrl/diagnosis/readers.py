@@ -193,7 +193,7 @@ def sequences(
         for number, line in enumerate(lines):
             place = f"{where}, sequence {number}" if number else where
             try:
-                sequence = row_of(line, known, place, _step_of(file_name, known))
+                sequence = row_of(line, known, place, _step_of(file_name, known), left_out.notes)
             except RowError as error:
                 left_out.row(error)
                 continue
