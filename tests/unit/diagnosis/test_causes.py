@@ -116,6 +116,17 @@ def test_a_clip_is_told_from_a_floor_and_from_coarse_numbers(side: str) -> None:
     assert "clipped" not in find_faults(measured(rows(sampler=top_p(0.8))))
 
 
+@pytest.mark.parametrize("has_ids", [True, False])
+@pytest.mark.parametrize("groups", [1, 12])
+def test_equal_answers_of_a_group_are_no_clip(groups: int, has_ids: bool) -> None:
+    """Each response eight times, or one of many: its least log-prob stands in the log as often."""
+    different = rows()
+    least = min(different, key=lambda row: row.sampler_T.min())
+    found = [*different, *[least] * 12] if groups == 1 else [row for row in different[:groups] for _ in range(8)]
+    found = found if has_ids else [replace(row, token_T=None) for row in found]
+    assert "clipped" not in find_faults(measured(found))
+
+
 COOL, WARM = (lambda z: z / 0.7), (lambda z: z / 1.3)
 
 

@@ -65,6 +65,8 @@ class Signals:
         levels: for either side the tokens by −log-prob, in bins of LEVEL_WIDTH.
         edges: the least and largest ℓ.
         patterns: for each of PATTERNS, (2, groups): tokens, and Σx cut to 3 nats.
+        lowest: for either side, its least log-prob and the tokens with exactly that; lowest_places: their different
+            pairs of place and token id, for a response that was sampled several times repeats its least log-prob.
         zeros: for either side, tokens that are left out: see `_filled`.
         per_sequence: rows of (tokens, Σd, Σd², Σℓ, reward or advantage, version, step), one array a part.
         floors: rows of (Σℓ², Σ of the squared noise floor) over tokens that the trainer scored twice, one array a part.
@@ -78,6 +80,7 @@ class Signals:
     temperature: FloatArray = field(default_factory=lambda: np.zeros((2, len(REST_TOKENS), len(LOG_TEMPERATURES))))
     sizes: FloatArray = field(default_factory=lambda: np.zeros(len(SIZE_EDGES) - 1))
     lowest: dict[str, tuple[float, int]] = field(default_factory=dict)
+    lowest_places: dict[str, set[tuple[int, int]]] = field(default_factory=dict)
     levels: dict[str, IntArray] = field(default_factory=dict)
     edges: tuple[float, float] = (np.inf, -np.inf)
     patterns: dict[str, FloatArray] = field(default_factory=lambda: {k: np.zeros((2, n)) for k, n in PATTERNS.items()})
@@ -95,8 +98,8 @@ class Signals:
             return
         last_T = np.concatenate([np.diff(sequence_T) != 0, [True]])
         self._lags(train_T, infer_T, sequence_T, len(log.start_S))
-        self._least("sampler", infer_T)
-        self._least("trainer", train_T)
+        for name, own_T in (("sampler", infer_T), ("trainer", train_T)):
+            self._least(name, own_T, position_T, log.token_T[sound_T])
         self.vocabulary = max(self.vocabulary, int(log.token_T.max()) + 1)
         self._sums(log, sound_T, train_T, infer_T)
         delta_T = train_T - infer_T
@@ -156,10 +159,14 @@ class Signals:
         self.compared += int(long_S.sum())
         self.shifted += np.bincount(best_S[better_LS.any(0)], minlength=len(LAGS))
 
-    def _least(self, name: str, own_T: FloatArray) -> None:
+    def _least(self, name: str, own_T: FloatArray, position_T: IntArray, token_T: IntArray) -> None:
         low, same = self.lowest.get(name, (np.inf, 0))
         least = min(low, float(own_T.min()))
         self.lowest[name] = least, (same if least == low else 0) + int((own_T == least).sum())
+        places = self.lowest_places.get(name, set()) if least == low else set()
+        lowest_T = own_T == least
+        pairs = zip(position_T[lowest_T].tolist(), token_T[lowest_T].tolist(), strict=True)
+        self.lowest_places[name] = places | set(pairs)
         place_T = np.minimum(-own_T / LEVEL_WIDTH, LEVELS - 1).astype(np.int64)
         found = np.bincount(place_T, minlength=LEVELS)
         self.levels[name] = self.levels.get(name, 0) + found
@@ -172,9 +179,9 @@ class Signals:
         return low, same, int(near) - same
 
     def cut(self, side: str) -> bool:
-        """Whether many tokens share a side's least log-prob exactly, while few come near it."""
-        low, same, near = self.least(side)
-        return low < -0.5 and same >= max(5.0, 0.3 * near)
+        """Whether many different tokens share a side's least log-prob exactly, while few come near it."""
+        low, _, near = self.least(side)
+        return low < -0.5 and len(self.lowest_places.get(side, ())) >= max(5.0, 0.3 * near)
 
     def _sums(self, log: Log, sound_T: np.ndarray, train_T: FloatArray, infer_T: FloatArray) -> None:
         delta_T = train_T - infer_T
