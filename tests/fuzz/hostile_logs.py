@@ -245,7 +245,8 @@ def absurd_masks(folder: Path, rng: Random) -> Made:
     for row in rows:
         length = len(row["token_ids"])
         masks: list[tuple[Any, int]] = [
-            ([1] * (length + 1), 0), ([1] * (length - 1) or [1, 1], 0), ([-1] * length, 0), ([0.5] * length, length),
+            ([1] * (length + 1), length), ([1] * (length - 1) or [1, 1], int(length == 1)),
+            ([-1] * length, 0), ([0.5] * length, length),
             ([float("nan")] * length, 0), (["1"] * length, length), ("1" * length, int(length == 1)),
             ([[1] * length], length), ([[1]] * (length + 2), 0), ([], 0), ([True] * length, length), (None, length),
             ({}, 0), ([1e308] * length, length),

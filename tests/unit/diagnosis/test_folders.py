@@ -62,7 +62,7 @@ def test_what_cannot_be_read_is_said_apart(tmp_path: Path) -> None:
 
 
 def test_the_notes_stand_on_the_page_and_in_the_terminal(tmp_path: Path) -> None:
-    write_lines(tmp_path / "log.jsonl", [*ROWS, ROWS[0] | {"token_ids": [1]}])
+    write_lines(tmp_path / "log.jsonl", [*ROWS, ROWS[0] | {"mask": []}])
     (tmp_path / "notes.md").write_text("x")
     found = diagnose(tmp_path)
     assert len(found.notes) == 2

@@ -188,16 +188,9 @@ BAD: dict[str, tuple[str, str | bytes | None, str]] = {
         json.dumps(PAIR | {"trainer_logprobs": [-1]}),
         "has 1 numbers, and sampler_logprobs 2",
     ),
-    "too few ids": (
-        "log.jsonl",
-        json.dumps(PAIR | {"token_ids": [1]}),
-        "token_ids has 1 numbers, and sampler_logprobs 2",
-    ),
     "a mask of another length": ("log.jsonl", json.dumps(PAIR | {"mask": [1]}), "mask has 1 numbers"),
     "text for numbers": ("log.jsonl", json.dumps(PAIR | {"trainer_logprobs": "none"}), "trainer_logprobs is no list"),
     "lists for numbers": ("log.jsonl", json.dumps(PAIR | {"trainer_logprobs": [[1], [2]]}), "must have one shape"),
-    "400 digits": ("log.jsonl", json.dumps(PAIR | {"step": 10**400}), "step is no number: 1000"),
-    "a step of text": ("log.jsonl", json.dumps(PAIR | {"step": "three"}), "step is no number: three"),
     "a side that is null": ("log.jsonl", json.dumps(PAIR | {"trainer_logprobs": None}), "trainer_logprobs is missing"),
     "no parquet": ("log.parquet", "PAR1", "log.parquet: cannot be read"),
     "no dump": ("log.pt", "PK", "log.pt: cannot be read"),
@@ -213,6 +206,37 @@ def test_what_is_no_log_is_one_sentence(name: str, tmp_path: Path) -> None:
     with pytest.raises(StudyError, match=re.escape(sentence)) as raised:
         list(read_log([tmp_path / file]))
     assert "\n" not in str(raised.value) and len(str(raised.value)) < 700
+
+
+ODD: dict[str, tuple[dict[str, Any], str]] = {
+    "too few ids": ({"token_ids": [1]}, "token_ids differs in length from sampler_logprobs; it is not used"),
+    "ids in words": ({"token_ids": ["a", "b"]}, "token_ids is no list of numbers; it is not used"),
+    "400 digits": ({"step": 10**400}, "step is no number; it is not used"),
+    "a step of text": ({"step": "three"}, "step is no number; it is not used"),
+    "rewards by name": ({"reward": {"format": 1.0}}, "reward is no number; it is not used"),
+    "an advantage in words": ({"advantage": "high"}, "advantage is no list of numbers; it is not used"),
+    "a mask of another format in words": ({"loss_mask": "all"}, "loss_mask is no list of numbers; it is not used"),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_an_odd_optional_column_is_left_out_and_counted(name: str, tmp_path: Path) -> None:
+    more, note = ODD[name]
+    left_out = LeftOut()
+    ((_, log),) = read_log([write_lines(tmp_path / "log.jsonl", [PAIR, PAIR | more])], left_out=left_out)
+    assert log.sampler_T.tolist() == PAIR["sampler_logprobs"] * 2
+    assert log.trainer_T.tolist() == PAIR["trainer_logprobs"] * 2
+    assert log.token_T.tolist() == [-1] * 4 and np.isnan([*log.step_S, *log.reward_S, *log.advantage_T]).all()
+    assert left_out.sentences() == (f"In 1 of 2 rows {note}.",)
+
+
+def test_lists_as_text_a_step_in_words_and_a_label_for_a_schema(tmp_path: Path) -> None:
+    row = {name: json.dumps(values) for name, values in PAIR.items()}
+    row |= {"token_ids": "[4, 5]", "mask": "[0, 1]", "step": "step_12", "schema": "my/v2", "id": 3}
+    left_out = LeftOut()
+    ((_, log),) = read_log([write_lines(tmp_path / "log.jsonl", [row])], left_out=left_out)
+    assert log.trainer_T.tolist() == [-2.0] and log.token_T.tolist() == [5] and log.step_S.tolist() == [12]
+    assert log.labels_S[0]["schema"] == "my/v2" and left_out.sentences() == ()
 
 
 def test_a_folder_without_logs(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def test_no_text_leaves_texts_and_ids_out(logs: Path, monkeypatch: pytest.Monkey
     assert set(first["token"]) == {-1} and first["texts"] == []
 
 
-@pytest.mark.parametrize(("version", "code"), [(1, 0), (2, 1), ("a", 1), (True, 1), (0, 1)])
+@pytest.mark.parametrize(("version", "code"), [(1, 0), (2, 1), ("a", 0), (True, 1), (0, 1)])
 def test_a_log_of_a_newer_schema_is_refused(
     logs: Path, monkeypatch: pytest.MonkeyPatch, version: object, code: int
 ) -> None:

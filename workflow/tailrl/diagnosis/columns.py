@@ -1,5 +1,6 @@
 """Turns any value of a log into numbers: the only place where a reader meets what other programs wrote."""
 
+import json
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,18 @@ LARGEST_ID = 2**53
 """Token ids up to here are exact in float64. A larger one is none of a vocabulary."""
 
 
+def is_json_list(value: Any) -> bool:
+    """Whether this is the text of a list."""
+    return isinstance(value, str) and value.lstrip().startswith("[")
+
+
+def json_list(text: str) -> Any:
+    """A list that was written as JSON or by Python; raises ValueError or RecursionError for no such text."""
+    return json.loads(text.replace("nan", "NaN").replace("None", "null").replace("inf", "Infinity"))
+
+
 def numbers(value: Any) -> FloatArray:
-    """The numbers in a list, an array or a tensor, float64, in its shape; null is NaN.
+    """The numbers in a list, its text, an array or a tensor, float64, in its shape; null is NaN.
 
     A finite number beyond float32 is float32's largest, with its sign.
 
@@ -23,6 +34,8 @@ def numbers(value: Any) -> FloatArray:
         ValueError: these are no real numbers: words, complex numbers, a ragged list, a tensor without data.
     """
     try:
+        if is_json_list(value):
+            value = json_list(value)
         if hasattr(value, "detach"):  # a tensor
             value = value.detach()
             if value.is_quantized:

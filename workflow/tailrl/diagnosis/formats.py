@@ -1,6 +1,7 @@
 """Each framework's names for our columns, and a row of its log as a sequence."""
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from tailrl.artifacts.files import Record
 from tailrl.artifacts.metrics import FloatArray
-from tailrl.diagnosis.columns import ids, last, numbers
+from tailrl.diagnosis.columns import ids, is_json_list, last, numbers
 from tailrl.diagnosis.left_out import RowError
 from tailrl.diagnosis.log import OPTIONAL_NUMBERS, IntArray, LoggedRow, seen_before
 from tailrl.runtime.errors import StudyError, few, one_line
@@ -25,6 +26,7 @@ ROLES = (*PER_TOKEN, "mask", *PER_ROW)  # our names of columns
 SCHEMA = 1  # the version of the plain schema that is written, and the newest one that is read
 MASKS_OF_ANY = ("attention_mask",)  # besides the formats' own names, and after them
 MOST_LABELS, LONGEST_LABEL = 16, 64  # columns of one word a row, and letters of a word; a longer one is a text
+STEP_IN_WORDS = r"[A-Za-z_ /=-]*(\d{1,15})"  # such as step_12
 FEWEST_TO_ALIGN = 4  # tokens whose log-probs say how two columns are aligned
 
 
@@ -284,7 +286,16 @@ def row_of(
     _check_schema(columns.pop("schema", SCHEMA), where)
     if "kept" in columns and not _one(columns["kept"], known, "kept", where):
         return None
-    tokens = {name: _numbers(columns[name], known, name, where) for name in (*PER_TOKEN, "mask") if name in columns}
+    needed = SIDES if known.is_other_mask else (*SIDES, "mask")
+    tokens: dict[str, FloatArray] = {}
+    for name in (*PER_TOKEN, "mask"):
+        try:
+            if name in columns:
+                tokens[name] = _numbers(columns[name], known, name, where)
+        except RowError as error:
+            if name in needed:
+                raise
+            notes[f"{error.reason}; it is not used"] += 1
     if absent := [known.columns[side] for side in SIDES if side not in tokens]:
         raise RowError(f"{absent[0]} is missing", f"{where}: {absent[0]} is missing")
     length = len(tokens["sampler"])
@@ -299,13 +310,16 @@ def row_of(
             notes[f"{mask} is shorter than the log-probs and is not used as a mask"] += 1
         else:
             notes[f"the mask is the column {mask}"] += 1
-    for name, values in tokens.items():
+    for name, values in list(tokens.items()):
         if name in ("token", "mask") and len(values) > length:
             tokens[name] = values[len(values) - length :]  # the prompt comes first
             if name == "mask":
                 notes[f"{known.columns[name]} is longer than the log-probs, and its end is taken"] += 1
         elif name == "advantage" and len(values) == 1:
             tokens[name] = np.full(length, values[0])
+        elif len(values) != length and name not in needed:
+            notes[f"{known.columns[name]} differs in length from {known.columns['sampler']}; it is not used"] += 1
+            del tokens[name]
         elif len(values) != length:
             raise RowError(
                 "their columns differ in length",
@@ -320,9 +334,13 @@ def row_of(
     row_ids_T = None if whole_token_T is None else ids(whole_token_T)
     seen_T, prompt = _before(row_ids_T, chosen_T, columns.get("prompt"))
     whole_T, place_T = _with_prompt(row_ids_T, chosen_T, columns)
-    of_row = {
-        name: _one(columns[name], known, name, where) for name in ("step", "version", "reward") if name in columns
-    }
+    of_row: dict[str, float] = {}
+    for name in ("step", "version", "reward"):
+        try:
+            if name in columns:
+                of_row[name] = _one(columns[name], known, name, where)
+        except RowError as error:
+            notes[f"{error.reason}; it is not used"] += 1
     text = columns.get("text")
     step = of_row.get("step", step)
     return LoggedRow(
@@ -346,7 +364,9 @@ def row_of(
 
 
 def _check_schema(value: Any, where: str) -> None:
-    """Raises StudyError for a version of the plain schema that is not known here."""
+    """Raises StudyError for a version of the plain schema that is not known here; a text is another's label."""
+    if isinstance(value, str):
+        return
     if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= SCHEMA:
         raise RowError(
             "their schema is newer",
@@ -412,6 +432,8 @@ def _shown_whole(value: Any) -> str:
 def _labels(given: Mapping[str, Any], known: Format) -> dict[str, str]:
     """The other columns with one word or whole number a row, such as the data source."""
     taken = set(known.columns.values())
+    if isinstance(given.get("schema"), str):
+        taken.discard("schema")
     labels: dict[str, str] = {}
     for name, value in given.items():
         if name in taken or not isinstance(value, str | int) or len(labels) >= MOST_LABELS:
@@ -483,6 +505,8 @@ def _one(value: Any, known: Format, name: str, where: str) -> float:
     try:
         return last(value)
     except ValueError:
+        if name == "step" and isinstance(value, str) and (digits := re.fullmatch(STEP_IN_WORDS, value)):
+            return float(digits[1])
         if name == "version":  # a name such as a digest says nothing of an order
             return np.nan
         column = known.columns[name]
@@ -498,4 +522,4 @@ def _shown(value: Any) -> str:
 
 def is_scalar(value: Any) -> bool:
     """Whether a cell holds one number, as where a row is a token."""
-    return isinstance(value, str | int | float | np.number)
+    return isinstance(value, str | int | float | np.number) and not is_json_list(value)

@@ -1,11 +1,11 @@
 """Tables with a token a row, as CSV has them: the rows of a response become one."""
 
 import itertools
-import json
 import math
 from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any
 
+from tailrl.diagnosis.columns import is_json_list, json_list
 from tailrl.diagnosis.formats import PER_TOKEN, SIDES, Format, is_scalar, recognise
 from tailrl.diagnosis.left_out import RowError
 from tailrl.runtime.errors import StudyError, one_line
@@ -125,9 +125,9 @@ def cell(text: str) -> Any:
     stripped = text.strip()
     if not stripped:
         return None
-    if stripped.startswith("["):
+    if is_json_list(stripped):
         try:
-            return json.loads(stripped.replace("nan", "NaN").replace("None", "null").replace("inf", "Infinity"))
+            return json_list(stripped)
         except (ValueError, RecursionError):
             return text
     try:
