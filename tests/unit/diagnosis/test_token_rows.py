@@ -97,3 +97,42 @@ def test_the_means_are_those_of_rows(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text(HEADER + "".join(lines))
     found, expected = diagnose(tmp_path / "log.csv").measured, diagnose(rows).measured
     assert found.token_mean("k3") == expected.token_mean("k3") and found.tokens == 16
+
+
+def token_table(names: tuple[str, ...]) -> dict[str, list[float]]:
+    """Two prompts with two responses each, of 3, 4, 2 and 5 tokens: columns with a number a token."""
+    of_name: dict[str, list[float]] = {name: [] for name in (*names, "sampler_logprob", "trainer_logprob")}
+    for response, length in enumerate((3, 4, 2, 5)):
+        for place in range(length):
+            row = {"uid": response // 2, "prompt_id": response // 2, "sample": response % 2, "sample_id": response}
+            row |= {"pos": place, "token_pos": place, "index": len(of_name["sampler_logprob"])}
+            for name in names:
+                of_name[name].append(row[name])
+            of_name["sampler_logprob"].append(-1.0 - place)
+            of_name["trainer_logprob"].append(-1.5 - place)
+    return of_name
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("uid", "sample", "pos"), ("prompt_id", "sample", "pos"), ("uid", "sample"), ("uid", "pos"),
+     ("index", "sample_id"), ("index", "token_pos"), ("index", "uid", "pos"), ("uid", "sample_id", "index")],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["csv", "npz", "rows"])
+def test_what_tells_a_response_among_ids_of_prompts_and_of_rows(
+    names: tuple[str, ...], kind: str, tmp_path: Path
+) -> None:
+    table = token_table(names)
+    if kind == "npz":
+        np.savez(tmp_path / "log.npz", **{name: np.array(values) for name, values in table.items()})
+    elif kind == "csv":
+        pd.DataFrame(table).to_csv(tmp_path / "log.csv", index=False)
+    files = list(tmp_path.iterdir())
+    ((_, log),) = read_log(files) if files else read_table(pd.DataFrame(table))
+    assert np.diff([*log.start_S, len(log.sampler_T)]).tolist() == [3, 4, 2, 5]
+    assert log.sampler_T.tolist() == table["sampler_logprob"]
+
+
+def test_numbers_of_rows_alone_tell_no_response(tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match=r"is one number, -1.0; a row is one response, .* with a column response_id"):
+        read("index,sampler_logprob,trainer_logprob\n0,-1,-1\n1,-2,-2\n", tmp_path)

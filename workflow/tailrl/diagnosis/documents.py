@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from tailrl.diagnosis.columns import numbers
 from tailrl.diagnosis.formats import PER_TOKEN, has_sides, length_of, recognise
 from tailrl.diagnosis.left_out import RowError
-from tailrl.diagnosis.token_rows import GivenRow, position_column, response_column
+from tailrl.diagnosis.token_rows import GivenRow, is_named, position_column, response_columns
 from tailrl.runtime.errors import StudyError
 
 
@@ -81,15 +81,16 @@ def of_columns(document: Mapping[Any, Any], where: str, chosen: Mapping[str, str
     sampler = document[known.columns["sampler"]]
     count = length_of(sampler)
     columns = {name: values for name, values in document.items() if length_of(values) == count}
-    response = response_column(known, columns)
+    response = response_columns(known, columns, lambda name: count > 1 and _all_differ(_array(columns[name])))
     position = position_column(known, columns)
     if not _is_flat(sampler) or not (response or position):
         yield where, document
         return
     columns = {name: _array(values) for name, values in columns.items()}
     steps = known.columns.get("step")
-    keys = [_codes(columns[name]) for name in (response, steps) if response and name in columns]
-    keys = keys or [_starts(columns[position])]
+    keys = [_codes(columns[name]) for name in (*response, steps) if response and name in columns]
+    if not keys or (position and not is_named(known, response) and not _all_differ(columns[position], *keys)):
+        keys.append(_starts(columns[position]))
     lists = {name for role, name in known.columns.items() if role in (*PER_TOKEN, "mask")}
     for number, places in enumerate(_groups(keys)):
         row = {name: values[places] if name in lists else values[places[0]] for name, values in columns.items()}
@@ -113,6 +114,12 @@ def _codes(values: NDArray[Any]) -> NDArray[Any]:
     numeric = values if values.dtype.kind in "biuf" else values.astype(str)
     codes: NDArray[Any] = np.unique(numeric, return_inverse=True)[1].reshape(-1)
     return codes
+
+
+def _all_differ(*columns: NDArray[Any]) -> bool:
+    """Whether no two places have the same values in all columns."""
+    codes = np.stack([_codes(values) for values in columns])
+    return np.unique(codes, axis=1).shape[1] == codes.shape[1]
 
 
 def _starts(positions: NDArray[Any]) -> NDArray[Any]:

@@ -25,7 +25,7 @@ from tailrl.diagnosis.left_out import DamagedError, LeftOut, RowError
 from tailrl.diagnosis.log import Log, LoggedRow, pack
 from tailrl.diagnosis.opened import MOST_BLANK, Opened, opened, seekable
 from tailrl.diagnosis.pickles import load_torch, refuse_pickle
-from tailrl.diagnosis.token_rows import POSITIONS, RESPONSE_IDS, GivenRow, cell, gathered
+from tailrl.diagnosis.token_rows import POSITIONS, PROMPT_IDS, RESPONSE_IDS, GivenRow, cell, gathered
 from tailrl.runtime.errors import StudyError, reason
 from tailrl.runtime.jsonl import numbered_lines
 from tailrl.runtime.limits import in_limited_memory, out_of_memory
@@ -358,7 +358,7 @@ def _arrow_errors(file: Path) -> Iterator[None]:
 def _wanted(names: Sequence[str], file: Path, columns: Columns) -> list[str]:
     """The columns that are read: a log may hold images and whole conversations beside."""
     known = recognise(names, str(file), columns)
-    wanted = {*known.columns.values(), *RESPONSE_IDS, *POSITIONS}
+    wanted = {*known.columns.values(), *PROMPT_IDS, *RESPONSE_IDS, *POSITIONS}
     return [name for name in dict.fromkeys(names) if name in wanted]
 
 

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any
 
 from tailrl.diagnosis.columns import is_json_list, json_list
@@ -13,10 +13,11 @@ from tailrl.runtime.errors import StudyError, one_line
 GivenRow = tuple[str, Mapping[str, Any] | RowError]  # where it is, for messages, and its columns
 
 RESPONSE_IDS = (
-    *("response_id", "sequence_id", "sample_id", "rollout_id", "completion_id", "request_id", "uid", "response_index"),
+    *("response_id", "sequence_id", "sample_id", "rollout_id", "completion_id", "request_id", "response_index"),
     *("sequence_index", "sample_index", "sequence", "sample", "seq", "seq_id", "id", "idx", "index", "row"),
-)  # names of the column that says which response a token is of
-POSITIONS = ("position", "pos", "token_index", "token_position", "position_id")
+)  # names of the column that says which response a token is of, perhaps of several ones of a prompt
+PROMPT_IDS = ("uid", "prompt_id", "prompt_index", "group_id", "question_id", "problem_id")
+POSITIONS = ("position", "pos", "token_index", "token_idx", "token_position", "token_pos", "position_id")
 MOST_LEADING = 1_000  # rows that are looked at for the first one that is known
 LONGEST_RESPONSE = 10_000_000  # tokens
 
@@ -49,20 +50,40 @@ def gathered(rows: Iterable[GivenRow], chosen: Mapping[str, str] | None = None) 
         return
     first = leading[-1][1]
     assert isinstance(first, Mapping)
-    response = response_column(known, first)
-    position = position_column(known, first)
     sides = [first[known.columns[side]] for side in SIDES]
     is_token = any(map(is_scalar, sides)) and all(value is None or is_scalar(value) for value in sides)
-    if is_token and (response or position):
-        yield from _responses(everything, known, response, position)
-    else:
-        yield from everything
+    if is_token:
+        ahead = list(itertools.islice(iterator, MOST_LEADING))
+        everything = itertools.chain(leading, ahead, iterator)
+        tokens = [row for _, row in (leading[-1], *ahead) if isinstance(row, Mapping)]
+        response = response_columns(known, first, lambda name: _all_differ([one_line(row.get(name)) for row in tokens]))
+        position = position_column(known, first)
+        if response or position:
+            yield from _responses(everything, known, response, position)
+            return
+    yield from everything
 
 
-def response_column(known: Format, columns: Container[Any]) -> str | None:
-    """The column that says which response a token is of; None if there is none."""
+def _all_differ(values: list[str]) -> bool:
+    return 1 < len(values) == len(set(values))
+
+
+def response_columns(known: Format, columns: Container[Any], all_differ: Callable[[str], bool]) -> tuple[str, ...]:
+    """The columns that together say which response a token is of; none if there are none.
+
+    `all_differ` says whether each token has a value of its own in a column, which then numbers rows or tokens. A number
+    of a response may count those of its prompt, so that the prompt's belongs to it.
+    """
     named = known.columns.get("response")
-    return named if named in columns else _unused(RESPONSE_IDS, known, columns)
+    if named is not None and named in columns:
+        return (named,)
+    of_each = (_unused(names, known, columns, all_differ) for names in (PROMPT_IDS, RESPONSE_IDS))
+    return tuple(name for name in of_each if name is not None)
+
+
+def is_named(known: Format, response: tuple[str, ...]) -> bool:
+    """Whether the format or the user names the column of the response, so that positions say nothing of it."""
+    return response == (known.columns.get("response"),)
 
 
 def position_column(known: Format, columns: Container[Any]) -> str | None:
@@ -70,37 +91,46 @@ def position_column(known: Format, columns: Container[Any]) -> str | None:
     return _unused(POSITIONS, known, columns)
 
 
-def _unused(names: Iterable[str], known: Format, columns: Container[Any]) -> str | None:
+def _unused(
+    names: Iterable[str], known: Format, columns: Container[Any], rejects: Callable[[str], bool] = lambda _: False
+) -> str | None:
     used = known.columns.values()
-    return next((name for name in names if name in columns and name not in used), None)
+    return next((name for name in names if name in columns and name not in used and not rejects(name)), None)
 
 
 def _responses(
-    rows: Iterable[GivenRow], known: Format, response: str | None, position: str | None
+    rows: Iterable[GivenRow], known: Format, response: tuple[str, ...], position: str | None
 ) -> Iterator[GivenRow]:
+    """One row for each response. In an unnamed column's response no position stands twice."""
     lists = [name for role, name in known.columns.items() if role in (*PER_TOKEN, "mask")]
     ended: set[Any] = set()
     group: list[Mapping[str, Any]] = []
     key, place, where_first = None, -math.inf, ""
+    places: set[float] = set()
+    may_repeat = position is None or is_named(known, response)
     for where, row in rows:
         if isinstance(row, RowError):
             yield where, row
             continue
-        of_row = (one_line(row.get(response)), row.get(known.columns.get("step", ""))) if response else None
+        of_row = (*(one_line(row.get(name)) for name in response), row.get(known.columns.get("step", "")))
         at = _position(row, position)
-        if group and (of_row != key if response else at <= place):
+        begins = of_row != key or (not may_repeat and at in places) if response else at <= place
+        if group and begins:
             yield where_first, _joined(group, lists, position)
-            ended.add(key)
+            if of_row != key:
+                ended.add(key)
             group = []
+            places = set()
         if not group:
             if response and of_row in ended:
+                shown = ", ".join(f"{name} {one_line(row.get(name))}" for name in response)
                 raise StudyError(
-                    f"{where}: {response} {one_line(row[response])} has tokens further above too; "
-                    f"sort the rows by {response}"
+                    f"{where}: {shown} has tokens further above too; sort the rows by {' and '.join(response)}"
                 )
             key, where_first = of_row, where
         group.append(row)
         place = at
+        places.add(at)
         if len(group) > LONGEST_RESPONSE:
             raise StudyError(f"{where}: one response has more than {LONGEST_RESPONSE:,} tokens")
     if group:
