@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -256,3 +257,42 @@ def test_nothing_is_unpickled_but_tensors_and_plain_values(tmp_path: Path) -> No
     torch.save([1], tmp_path / "list.pt")
     with pytest.raises(StudyError, match=r"list\.pt: holds a list of int, not of rows"):
         list(read_log([tmp_path / "list.pt"]))
+
+
+PART = {"sampler_logprobs": [[-1.0, -2.0], [-3.0, -4.0]], "trainer_logprobs": [[-1.5, -2.0], [-3.0, -4.5]]}
+NAMED: dict[str, tuple[Any, list[float]]] = {
+    "one batch": ({"batch": PART}, [np.nan] * 2),
+    "a batch beside its step": ({"batch": PART, "step": 7}, [7, 7]),
+    "a batch beside what is none": ({"meta": {"seed": 1}, "batch": PART, "timing": {"gen": 2.5}}, [np.nan] * 2),
+    "a batch for each step": ({"step1": PART, "step2": PART}, [1, 1, 2, 2]),
+    "batches of other names": ({"first": PART, "second": PART}, [np.nan] * 4),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("ending", ["json", "pt"])
+def test_all_batches_under_names_are_read(name: str, ending: str, tmp_path: Path) -> None:
+    document, steps = NAMED[name]
+    file = tmp_path / f"log.{ending}"
+    if ending == "json":
+        file.write_text(json.dumps(document))
+    else:
+        torch.save(document, file)
+    log = read(file)
+    assert log.trainer_T.tolist() == [-1.5, -2.0, -3.0, -4.5] * (len(steps) // 2)
+    np.testing.assert_array_equal(log.step_S, steps)
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet", "feather"])
+def test_a_row_with_its_columns_under_a_name(ending: str, tmp_path: Path) -> None:
+    rows = [{"step": n, "data": {**PAIR, "reward": 0.5}, "other": {"seed": n}} for n in (1, 2, 3)]
+    file = tmp_path / f"log.{ending}"
+    if ending == "jsonl":
+        write_lines(file, rows)
+    elif ending == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), file)
+    else:
+        feather.write_feather(pa.Table.from_pylist(rows), file)
+    log = read(file)
+    assert log.trainer_T.tolist() == PAIR["trainer_logprobs"] * 3
+    assert log.step_S.tolist() == [1, 2, 3] and log.reward_S.tolist() == [0.5] * 3

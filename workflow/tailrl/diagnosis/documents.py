@@ -1,5 +1,6 @@
 """Whole documents, as JSON texts, dumps of torch and npz files are: their rows, or their columns as rows."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,7 +11,9 @@ from tailrl.diagnosis.columns import numbers
 from tailrl.diagnosis.formats import PER_TOKEN, has_sides, length_of, recognise
 from tailrl.diagnosis.left_out import RowError
 from tailrl.diagnosis.token_rows import GivenRow, is_named, position_column, response_columns
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import StudyError, one_line
+
+STEP_NAME = r"(?i)[a-z_ ]*step\D?(\d{1,15})"  # of a batch in a document
 
 
 def rows_of_document(document: Any, where: str, chosen: Mapping[str, str] | None = None) -> Iterator[GivenRow]:
@@ -23,7 +26,7 @@ def rows_of_document(document: Any, where: str, chosen: Mapping[str, str] | None
         StudyError: each response was cut into parts.
     """
     if isinstance(document, Mapping):
-        yield from _of_mapping(_of_pandas(document), where, chosen)
+        yield from _of_mapping(_of_pandas(document, chosen), where, chosen)
         return
     if not isinstance(document, list | tuple):
         says = f"holds {type(document).__name__}, not rows or columns"
@@ -49,10 +52,15 @@ def _of_mapping(document: Mapping[Any, Any], where: str, chosen: Mapping[str, st
     shared = {name: value for name, value in document.items() if isinstance(value, str | int | float)}
     if str(shared.get("cp_size", 1)) != "1":
         raise StudyError(f"{where}: has a part of each response, for context parallelism cut them; log without it")
+    named = {name: inner for name, inner in document.items() if isinstance(inner, Mapping) and has_sides(inner, chosen)}
+    for name, inner in named.items():
+        digits = re.fullmatch(STEP_NAME, str(name))
+        step = {"step": int(digits[1])} if digits else {}
+        place = f"{where}, {one_line(name)}" if len(named) > 1 else where
+        yield from of_columns({**step, **shared, **inner}, place, chosen)
+    if named:
+        return
     for inner in document.values():
-        if isinstance(inner, Mapping) and has_sides(inner, chosen):
-            yield from of_columns({**shared, **inner}, where, chosen)
-            return
         if isinstance(inner, list | tuple) and inner and all(isinstance(row, Mapping) for row in inner):
             for number, row in enumerate(inner):
                 yield f"{where}, sample {number}", {**shared, **row}
@@ -60,7 +68,7 @@ def _of_mapping(document: Mapping[Any, Any], where: str, chosen: Mapping[str, st
     recognise(map(str, document), where, chosen)  # which says what is missing
 
 
-def _of_pandas(document: Mapping[Any, Any]) -> Mapping[Any, Any]:
+def _of_pandas(document: Mapping[Any, Any], chosen: Mapping[str, str] | None) -> Mapping[Any, Any]:
     """Columns from what pandas writes: `{column: {index: value}}`, or columns, index and data apart."""
     names, data = document.get("columns"), document.get("data")
     if isinstance(names, list) and isinstance(data, list):
@@ -68,7 +76,7 @@ def _of_pandas(document: Mapping[Any, Any]) -> Mapping[Any, Any]:
         if is_table:
             return {str(name): [row[place] for row in data] for place, name in enumerate(names)}
     columns = [column for column in document.values() if isinstance(column, Mapping)]
-    if not columns or not columns[0] or len(columns) < len(document):
+    if not columns or not columns[0] or len(columns) < len(document) or has_sides(columns[0], chosen):
         return document
     if any(list(column) != list(columns[0]) for column in columns):
         return document

@@ -20,7 +20,7 @@ import numpy as np
 
 from tailrl.diagnosis.documents import rows_of_document
 from tailrl.diagnosis.folders import log_files, of_folder
-from tailrl.diagnosis.formats import MOST_LABELS, Format, recognise, row_of, rows_of
+from tailrl.diagnosis.formats import MOST_LABELS, ROLES, Format, has_sides, recognise, row_of, rows_of
 from tailrl.diagnosis.left_out import DamagedError, LeftOut, RowError
 from tailrl.diagnosis.log import Log, LoggedRow, pack
 from tailrl.diagnosis.opened import MOST_BLANK, Opened, opened, seekable
@@ -366,7 +366,10 @@ def _wanted_fields(schema: Any, file: Path, columns: Columns) -> list[str]:
     """The columns that are read, and those of words and whole numbers, by which rows may be grouped."""
     from pyarrow import types
 
-    wanted = set(_wanted(schema.names, file, columns))
+    inner = {field.name: [one.name for one in field.type] for field in schema if types.is_struct(field.type)}
+    inner = {name: names for name, names in inner.items() if has_sides(dict.fromkeys(names), columns)}
+    is_inner = inner and not has_sides(dict.fromkeys(schema.names), columns)
+    wanted = {*inner, *ROLES} if is_inner else set(_wanted(schema.names, file, columns))
     kinds = (types.is_integer, types.is_string, types.is_large_string, types.is_dictionary)
     labels = [field.name for field in schema if any(is_kind(field.type) for is_kind in kinds)]
     wanted |= set(labels[:MOST_LABELS])

@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any
 
 from tailrl.diagnosis.columns import is_json_list, json_list
-from tailrl.diagnosis.formats import PER_TOKEN, SIDES, Format, is_scalar, recognise
+from tailrl.diagnosis.formats import PER_TOKEN, SIDES, Format, has_sides, is_scalar, recognise
 from tailrl.diagnosis.left_out import RowError
 from tailrl.runtime.errors import StudyError, one_line
 
@@ -30,7 +30,7 @@ def gathered(rows: Iterable[GivenRow], chosen: Mapping[str, str] | None = None) 
     Raises:
         StudyError: a response's tokens are in two places.
     """
-    iterator = iter(rows)
+    iterator = _unwrapped(rows, chosen)
     leading: list[GivenRow] = []
     known: Format | None = None
     for where, row in iterator:
@@ -62,6 +62,19 @@ def gathered(rows: Iterable[GivenRow], chosen: Mapping[str, str] | None = None) 
             yield from _responses(everything, known, response, position)
             return
     yield from everything
+
+
+def _unwrapped(rows: Iterable[GivenRow], chosen: Mapping[str, str] | None) -> Iterator[GivenRow]:
+    """The rows, and for one that has its columns under a name, what stands there beside the row's own columns."""
+    for where, row in rows:
+        inner = {} if isinstance(row, RowError) else {k: v for k, v in row.items() if isinstance(v, Mapping)}
+        inner = {name: columns for name, columns in inner.items() if has_sides(columns, chosen)}
+        if isinstance(row, RowError) or not inner or has_sides(row, chosen):
+            yield where, row
+            continue
+        beside = {name: value for name, value in row.items() if name not in inner}
+        for columns in inner.values():
+            yield where, {**beside, **columns}
 
 
 def _all_differ(values: list[str]) -> bool:
