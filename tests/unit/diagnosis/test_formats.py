@@ -191,6 +191,25 @@ def test_names_that_the_user_gives(tmp_path: Path) -> None:
         diagnose(file)
 
 
+@pytest.mark.parametrize(
+    ("sampler", "trainer", "role"),
+    [
+        ("vllm_logprobs", "hf_logprobs", "trainer"),
+        ("inference_logprobs", "train_logprobs", "trainer"),
+        ("rollout_log_probs", "logprobs", "trainer"),
+        ("engine_lp", "old_log_probs", "sampler"),
+    ],
+)
+def test_a_renamed_side_is_refused_with_the_option_that_reads_it(sampler: str, trainer: str, role: str) -> None:
+    rows = [{sampler: [-1.0, -2.0], trainer: [-1.5, -2.0]}]
+    with pytest.raises(StudyError) as raised:
+        list(read_table(rows))
+    names = ", ".join(sorted([sampler, trainer]))
+    assert str(raised.value).endswith(f"it has {names}; name the other one with --columns {role}=NAME")
+    ((_, log),) = read_table(rows, columns={role: {"sampler": sampler, "trainer": trainer}[role]})
+    assert log.sampler_T.tolist() == [-1, -2] and log.trainer_T.tolist() == [-1.5, -2]
+
+
 def test_one_name_beside_a_frameworks_own() -> None:
     rows = [{"rollout_lp": [-1.0, -2.0], "old_log_probs": [-1.0, -1.5], "response_mask": [0, 1], "responses": [3, 4]}]
     ((title, log),) = read_table(rows, columns={"sampler": "rollout_lp"})

@@ -127,7 +127,7 @@ def _codes(values: NDArray[Any]) -> NDArray[Any]:
 def _all_differ(*columns: NDArray[Any]) -> bool:
     """Whether no two places have the same values in all columns."""
     codes = np.stack([_codes(values) for values in columns])
-    return np.unique(codes, axis=1).shape[1] == codes.shape[1]
+    return bool(np.unique(codes, axis=1).shape[1] == codes.shape[1])
 
 
 def _starts(positions: NDArray[Any]) -> NDArray[Any]:

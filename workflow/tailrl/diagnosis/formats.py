@@ -197,15 +197,16 @@ def _unknown(present: set[str], where: str) -> RowError:
         if dump.columns and set(dump.columns) <= present:
             words = f"is {dump.title}; a mismatch needs the log-probs of both sides. {how_to_log(dump.framework)}"
             return RowError(f"it is {dump.title}", f"{where}: {words}", dump.framework)
-    halves: dict[str, list[str]] = {}
+    halves: dict[tuple[str, str], list[str]] = {}
     for known in formats().values():
         for side, other in (SIDES, SIDES[::-1]):
             if known.columns[side] in present:
-                halves.setdefault(known.columns[side], []).append(known.columns[other])
-    for has, lacks in halves.items():
+                halves.setdefault((known.columns[side], other), []).append(known.columns[other])
+    for (has, other), lacks in halves.items():
         lacking = " or ".join(dict.fromkeys(lacks))
         says = f"has {has} and no {lacking}: a mismatch needs the log-probs of both sides"
-        return RowError(f"it {says}", f"{where}: {says}")
+        way = f"it has {few(sorted(map(str, present)), 12)}; name the other one with --columns {other}=NAME"
+        return RowError(f"it {says}", f"{where}: {says}; {way}")
     plain = " and ".join(formats()["plain"].columns[side] for side in SIDES)
     titles = ", ".join(dict.fromkeys(known.title.partition(",")[0] for known in formats().values()))
     return RowError(
