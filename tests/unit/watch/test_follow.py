@@ -19,7 +19,6 @@ import pytest
 from tailrl.curves.wandb_file import read_wandb_file
 from tailrl.diagnosis.log import LoggedRow
 from tailrl.diagnosis.log_files import write_log
-from tailrl.runtime.errors import StudyError
 from tailrl.watch.follow import ALARMED, NOTHING, QUIET, Judged, Watch, watch
 
 
@@ -362,11 +361,34 @@ def test_ctrl_c_judges_what_is_left(tmp_path: Path):
     assert [json.loads(line)["step"] for line in shown] == list(range(5))
 
 
-def test_nothing_to_watch_is_one_sentence(tmp_path: Path):
-    with pytest.raises(StudyError, match="nowhere: is missing"):
-        watch(tmp_path / "nowhere")
-    with pytest.raises(StudyError, match="holds no step"):
-        watch(tmp_path, once=True)
+@pytest.mark.parametrize(("name", "words"), [("nowhere", "nowhere: is missing"), ("", "holds no step")])
+def test_nothing_to_watch_is_one_sentence_and_no_alarm(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, words: str
+):
+    assert watch(tmp_path / name, once=True) == NOTHING
+    assert words in capsys.readouterr().err
+
+
+def test_a_step_in_a_files_name_is_its_step(tmp_path: Path):
+    """As NeMo-RL's logs have it, whose rows say no step."""
+    for step in (3, 4):
+        row = {"token_ids": [1, 2], "generation_logprobs": [-0.5, -1.0], "prev_logprobs": [-0.4, -1.1]}
+        row |= {"token_loss_mask": [1, 1], "advantages": [0.1, 0.1]}
+        (tmp_path / f"train_data_step{step}.jsonl").write_text((json.dumps(row) + "\n") * 4, encoding="utf-8")
+    shown: list[str] = []
+    assert watch(tmp_path, once=True, as_json=True, show=shown.append) == QUIET
+    assert [json.loads(line)["step"] for line in shown] == [3, 4]
+
+
+@pytest.mark.parametrize("value", ["NaN", '"NaN"', "Infinity", '"-Infinity"'])
+def test_a_metric_that_is_no_number_is_an_alarm(tmp_path: Path, value: str):
+    """W&B writes such numbers as text."""
+    rows = [f'{{"step": {step}, "rollout_corr/k3_kl": {value if step == 7 else 0.001}}}' for step in range(9)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    shown: list[str] = []
+    assert watch(tmp_path, once=True, as_json=True, show=shown.append) == ALARMED
+    alarms = [[alarm["name"] for alarm in json.loads(line)["alarms"]] for line in shown]
+    assert alarms == [[]] * 7 + [["not_finite"]] + [[]]
 
 
 def test_the_command_runs_without_torch(tmp_path: Path):

@@ -162,7 +162,7 @@ def history_of_rows(rows: Iterable[tuple[str, Mapping[str, Any]]], where: str, k
     restarts: dict[str, list[float]] = {}
     last_step: dict[str, float] = {}
     for run, row in rows:
-        flat = dict(_flat(row))
+        flat = dict(flat_row(row))
         step = next((flat[name] for name in step_names() if name in flat), last_step.get(run, -1.0) + 1)
         if not math.isfinite(step):
             continue
@@ -179,12 +179,12 @@ def history_of_rows(rows: Iterable[tuple[str, Mapping[str, Any]]], where: str, k
     return History(where, kind, tuple(curves), {run: tuple(steps) for run, steps in restarts.items()})
 
 
-def _flat(row: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, float]]:
+def flat_row(row: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, float]]:
     """The numbers of a row; names of nested mappings are joined by slashes."""
     for name, value in row.items():
         whole = f"{before}{name}"
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{whole}/")
+            yield from flat_row(value, f"{whole}/")
         elif isinstance(value, int | float) and not isinstance(value, bool):
             try:
                 yield whole, float(value)
@@ -256,7 +256,7 @@ def _json_lines(path: Path) -> History | None:
 
 def _is_metrics(row: Mapping[str, Any]) -> bool:
     """Whether a row has metrics: a known name, or a step and numbers alone."""
-    flat = dict(_flat(row))
+    flat = dict(flat_row(row))
     if any(known_metric(name) for name in flat):
         return not any(isinstance(value, list) for value in row.values())
     return any(name in flat for name in step_names()) and all(name in flat for name in row)

@@ -20,7 +20,7 @@ import numpy as np
 
 from tailrl.diagnosis.documents import rows_of_document
 from tailrl.diagnosis.folders import log_files, of_folder
-from tailrl.diagnosis.formats import MOST_LABELS, ROLES, Format, has_sides, recognise, row_of, rows_of
+from tailrl.diagnosis.formats import MOST_LABELS, ROLES, Format, formats, has_sides, recognise, row_of, rows_of
 from tailrl.diagnosis.left_out import DamagedError, LeftOut, RowError
 from tailrl.diagnosis.log import Log, LoggedRow, pack
 from tailrl.diagnosis.opened import MOST_BLANK, Opened, opened, seekable
@@ -213,6 +213,12 @@ def sequences(
 def _step_of(file_name: str, known: Format) -> float:
     step = re.search(known.step_in_name, file_name) if known.step_in_name else None
     return float(step[1]) if step else np.nan
+
+
+def step_in_name(file_name: str) -> float:
+    """The step that a file's name has, as in NeMo-RL's logs; NaN where it has none."""
+    steps = (_step_of(file_name, known) for known in formats().values())
+    return next((step for step in steps if not np.isnan(step)), np.nan)
 
 
 # --- kinds of files ------------------------------------------------------------------------------------

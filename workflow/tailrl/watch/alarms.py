@@ -34,7 +34,8 @@ class Step:
             change it.
         mean_abs, k3: means of |ℓ| and of e^ℓ − 1 − ℓ, nats, ℓ = log π_train − log π_infer of a sampled token.
         tail: tokens with |ℓ| above 1 nat. confident: those with at least 50 % on one side, 2 nats lower on the other.
-        unsound: the share of tokens without two log-probs: NaN, infinite or above 0.
+        unsound: the share of tokens without two log-probs: NaN, infinite or above 0. not_finite: a metric that is NaN
+            or infinite, with its value.
         outside: the share of tokens with ratios outside 0.8 to 1.2.
         ess: effective sample size of tokens' ratios, a fraction.
         unsure, equal: tokens with log-probs below −0.001 on both sides, and those of them with equal ones.
@@ -62,6 +63,7 @@ class Step:
     tail: float = math.nan
     confident: float = math.nan
     unsound: float = math.nan
+    not_finite: str = ""
     outside: float = math.nan
     ess: float = math.nan
     unsure: float = math.nan
@@ -165,6 +167,11 @@ def unsound_tokens(step: Step, _past: Past, limits: Limits) -> Found:
     return {"share": f"{step.unsound:.1%}"} if step.unsound >= limits["share"] else None
 
 
+def not_finite(step: Step, _past: Past, _limits: Limits) -> Found:
+    """A metric of the mismatch is no number."""
+    return {"metric": step.not_finite} if step.not_finite else None
+
+
 def copied_columns(step: Step, _past: Past, limits: Limits) -> Found:
     """Both columns are equal to the last bit."""
     if not (step.unsure >= limits["tokens"] and step.equal == step.unsure):
@@ -255,6 +262,7 @@ ALARMS: dict[str, Callable[[Step, Past, Limits], Found]] = {
         negative_lag,
         ess_collapse,
         unsound_tokens,
+        not_finite,
         copied_columns,
         idle_clip,
         lost_seed,

@@ -9,7 +9,6 @@ import itertools
 import json
 import math
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -19,9 +18,10 @@ from typing import Any
 import numpy as np
 import yaml
 
-from tailrl.curves.history import History, read_history
+from tailrl.curves.history import History, flat_row, read_history
 from tailrl.curves.names import is_learning_rate, known_metric, step_names
 from tailrl.diagnosis.log import Log
+from tailrl.diagnosis.readers import step_in_name
 from tailrl.diagnosis.tables import read_table
 from tailrl.runtime.errors import StudyError, one_line, reason, say
 from tailrl.runtime.limits import regular
@@ -54,12 +54,16 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """Numbers of one step, by the fields of `Step` that they are; `digest` of the sampler's weights."""
+    """Numbers of one step, by the fields of `Step` that they are; `digest` of the sampler's weights.
+
+    `not_finite`: a metric of the mismatch that is NaN or infinite, with its value.
+    """
 
     file: Path
     step: float
     numbers: Mapping[str, float]
     digest: str = ""
+    not_finite: str = ""
 
 
 Item = Tokens | Metrics
@@ -175,6 +179,7 @@ class Folder:
             return
         for log in parts:
             step = float(log.step_S[0])
+            step = step_in_name(file.name) if math.isnan(step) else step
             if math.isnan(step):
                 step = float(self.unnumbered // ROWS_A_STEP)
                 self.unnumbered += len(log.start_S)
@@ -188,8 +193,9 @@ class Folder:
         if not math.isfinite(step):
             return
         known.last_step = step
-        if (numbers := step_numbers(flat)) or _digest(row):
-            yield Metrics(file, step, numbers, _digest(row))
+        numbers, broken = step_numbers(flat), not_finite(flat)
+        if numbers or broken or _digest(row):
+            yield Metrics(file, step, numbers, _digest(row), broken)
 
     # --- other files -----------------------------------------------------------------------------------
 
@@ -221,8 +227,9 @@ class Folder:
         for step, flat in _rows_of(history).items():
             new = {name: value for name, value in flat.items() if name not in known.seen.get(step, ())}
             known.seen.setdefault(step, set()).update(new)
-            if numbers := step_numbers(new):
-                yield Metrics(file, step, numbers)
+            numbers, broken = step_numbers(new), not_finite(new)
+            if numbers or broken:
+                yield Metrics(file, step, numbers, not_finite=broken)
 
     def _parts(self, file: Path, known: Followed) -> Iterator[Item]:
         taken, number = known.taken, 0
@@ -262,16 +269,6 @@ def _kind(row: Mapping[str, Any]) -> str:
     return "metrics" if known else "other"
 
 
-def flat_row(row: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, float]]:
-    """The numbers of a row; names of nested mappings are joined by slashes, null is NaN."""
-    for name, value in row.items():
-        whole = f"{before}{name}"
-        if isinstance(value, Mapping):
-            yield from flat_row(value, f"{whole}/")
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield whole, float(value) if abs(value) <= sys.float_info.max else math.inf
-
-
 def _rows_of(history: History) -> dict[float, dict[str, float]]:
     rows: dict[float, dict[str, float]] = {}
     for curve in history.curves:
@@ -280,10 +277,18 @@ def _rows_of(history: History) -> dict[float, dict[str, float]]:
     return dict(sorted(rows.items()))
 
 
+def not_finite(flat: Mapping[str, float]) -> str:
+    """A metric of the mismatch that is NaN or infinite, by its name and value; "" where there is none."""
+    broken = (f"{name} is {value}" for name, value in flat.items() if not math.isfinite(value) and known_metric(name))
+    return next(broken, "")
+
+
 def step_numbers(flat: Mapping[str, float]) -> dict[str, float]:
-    """The fields of `Step` that metrics by their logged names say."""
+    """The fields of `Step` that metrics by their logged names say; what is not finite says nothing."""
     found: dict[str, float] = {}
     for name, value in flat.items():
+        if not math.isfinite(value):
+            continue
         if is_learning_rate(name):
             found.setdefault("learning_rate", value)
             continue

@@ -32,6 +32,7 @@ class Open:
     table: TokenTable = field(default_factory=TokenTable)
     numbers: dict[str, float] = field(default_factory=dict)
     digest: str = ""
+    not_finite: str = ""
     look: int = 0
     held: dict[Path, set[int]] = field(default_factory=dict)
 
@@ -41,6 +42,7 @@ class Open:
         self.digest = item.digest or self.digest
         if isinstance(item, Metrics):
             self.numbers |= item.numbers
+            self.not_finite = item.not_finite or self.not_finite
             return
         replies = reply_digests(item.log)
         if len(replies) >= SAME_RESPONSES and any(set(replies) <= held for held in self._others(item.file)):
@@ -62,7 +64,7 @@ class Open:
         """The step's numbers: those of the tokens, and of the metrics where tokens do not say."""
         step = self.table.as_step(number) if self.table.responses else Step(number)
         absent: dict[str, Any] = {name: v for name, v in self.numbers.items() if math.isnan(getattr(step, name))}
-        return replace(step, **absent, digest=self.digest or step.digest)
+        return replace(step, **absent, digest=self.digest or step.digest, not_finite=self.not_finite)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +169,13 @@ def watch(
         show: takes each line.
 
     Returns:
-        QUIET; ALARMED if any step had an alarm; NOTHING if no step was found.
+        QUIET; ALARMED if any step had an alarm; NOTHING if no step was found, or no file.
     """
-    following = Watch(path, exact, without)
+    try:
+        following = Watch(path, exact, without)
+    except StudyError as error:
+        say(str(error))
+        return NOTHING
     steps, alarmed, raised = 0, 0, set[str]()
     heard, over = time.monotonic(), once
     with _until_interrupted() as asked:
@@ -187,7 +193,8 @@ def watch(
                 break
             over = asked.wait(seconds) or time.monotonic() - heard > idle
     if not steps:
-        raise_if_empty(path, once)
+        if once:
+            say(f"{path}: holds no step: no tokens with both sides' log-probs, and no metrics over steps")
         return NOTHING
     return ALARMED if alarmed else QUIET
 
@@ -204,12 +211,6 @@ def _until_interrupted() -> Iterator[threading.Event]:
         yield asked
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def raise_if_empty(path: Path, once: bool) -> None:
-    """Raises StudyError where a finished folder has no step."""
-    if once:
-        raise StudyError(f"{path}: holds no step: no tokens with both sides' log-probs, and no metrics over steps")
 
 
 def json_lines(judged: Judged) -> Iterator[str]:
