@@ -389,7 +389,13 @@ def _explain_side(
         court = Court(whole, side, _scale(whole, rounding_here := _rounding_of(whole, tested)))
         rounding, before = rounding_here, court.residual(AS_IT_IS)
     world, benign = _confirmed(court, found)
-    others = tuple((_words(one.world), one.residual) for one in found.others if one.world != world)[:5]
+    named = {choice.hypothesis.name for choice in world}
+    # The answer's own hypotheses, with numbers from fewer tokens, are no others.
+    others = tuple(
+        (_words(one.world), one.residual)
+        for one in found.others
+        if not {choice.hypothesis.name for choice in one.world} <= named
+    )[:5]
     after = min(court.residual(world), court.residual(ordered([*world, *benign])))
     largest = _rounding_of(whole, tested, "bfloat16_logits")(world)
     return Side(side, before, after, largest, world, benign, others, share)
