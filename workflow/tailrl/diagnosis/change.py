@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from tailrl.analysis.format import short
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.diagnosis.diagnosis import Diagnosis
-from tailrl.diagnosis.gate import Judgement
-from tailrl.diagnosis.headline import cause_sentence
+from tailrl.diagnosis.gate import HIDING, Judgement
+from tailrl.diagnosis.headline import NOTHING_TO_SAY, cause_sentence
 from tailrl.diagnosis.log import Log
 from tailrl.diagnosis.measure import TOKEN, Measured
 from tailrl.diagnosis.metrics import quantity
@@ -144,6 +144,10 @@ def verdict(change: Change) -> str:
     k3 = change.k3
     if not (change.before.measured.tokens and change.after.measured.tokens):
         return "Nothing can be said: one of the logs has no token with log-probs of both sides."
+    for name, one in (("after", change.after), ("before", change.before)):
+        for fault in one.faults:
+            if fault.name in (*NOTHING_TO_SAY, *HIDING):
+                return f"Nothing can be said: the log {name} has a fault. {fault.says}"
     levels = [LEVELS[band_of(one.mean).level].lower() for one in (k3.before, k3.after)]
     state = f"{levels[0]} before and after" if levels[0] == levels[1] else f"{levels[0]} before, {levels[1]} after"
     numbers = f"k3 is {short(k3.before.mean)} nats a token before and {short(k3.after.mean)} after"
@@ -170,6 +174,7 @@ def _values(change: Change) -> dict[str, object]:
         "change": change,
         "verdict": verdict(change),
         "names": SUMMARY | {"k1": "k1, nats a token", "abs_prob": "mean difference of the probabilities"},
+        "faults": [(name, fault.says) for name, one in sides for fault in one.faults],
         "causes": [(name, cause_sentence(one.causes)) for name, one in sides],
         "places": [(name, place.sentence()) for name, one in sides for place in one.places],
         "sizes": [(name, one.measured.sequences, one.measured.tokens) for name, one in sides],
