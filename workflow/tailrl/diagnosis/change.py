@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 
 from tailrl.analysis.format import short
 from tailrl.artifacts.metrics import FloatArray
+from tailrl.diagnosis.advice import NOTHING_TO_SAY
 from tailrl.diagnosis.diagnosis import Diagnosis
 from tailrl.diagnosis.gate import HIDING, Judgement
-from tailrl.diagnosis.headline import NOTHING_TO_SAY, cause_sentence
+from tailrl.diagnosis.headline import cause_sentence
 from tailrl.diagnosis.log import Log
 from tailrl.diagnosis.measure import TOKEN, Measured
-from tailrl.diagnosis.metrics import quantity
+from tailrl.diagnosis.metrics import from_zero, quantity
 from tailrl.diagnosis.page import SUMMARY, cell
 from tailrl.diagnosis.sizes import LEVELS, band_of
 from tailrl.pages import TEMPLATES
@@ -102,7 +103,7 @@ def _of_groups(before: Log, after: Log) -> Iterator[Difference]:
             continue
         ratios = [_ratio(log, own[name]) for log, own in zip((before, after), groups, strict=True)]
         if all(ratio.below_T.sum() > 0 for ratio in ratios):
-            means = [ratio_interval(one.above_T, one.below_T, np.arange(len(one.above_T))) for one in ratios]
+            means = [from_zero(ratio_interval(one.above_T, one.below_T, np.arange(len(one.above_T)))) for one in ratios]
             yield Difference(name, means[0], means[1], ratio_difference(ratios[0], ratios[1]))
 
 
