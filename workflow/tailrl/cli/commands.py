@@ -151,7 +151,7 @@ def diagnose(
             metavar="LOGS...",
             help="files or folders of a run's logs; two logs, BEFORE and AFTER, are compared; or its curves: a W&B "
             "export, a W&B run's file or address, trainer_state.json, metrics as JSON lines, TensorBoard's CSV, "
-            "verl's console",
+            "verl's or TRL's console",
             show_default=False,
         ),
     ],
