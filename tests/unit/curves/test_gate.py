@@ -44,3 +44,17 @@ def test_the_interval_of_a_median(count: int) -> None:
 
 def test_few_values_have_no_interval() -> None:
     assert np.isnan(median_interval(np.arange(5.0)).low) and median_interval(np.array([])).n == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (np.where(STEPS > 150, np.nan, 1e-3), "20 of the last 20 steps are NaN or infinite"),
+        (np.where(STEPS == 190, np.inf, 1e-3), "1 of the last 20 steps are NaN or infinite"),
+        (np.where(STEPS >= 197, 1.0, 1e-3), "In the last 3 steps k3 is 1: beyond"),
+        (np.full(200, -0.1), "it is never below 0"),
+    ],
+)
+def test_an_end_that_is_no_number_or_blows_up_is_never_within(values: np.ndarray, words: str) -> None:
+    [found] = judge_curves(reading(one=values), read_limits(["k3=0.01"], []))
+    assert found.code == CANNOT_TELL and words in found.words

@@ -210,3 +210,41 @@ def test_names_of_frameworks(name: str, framework: str, of: str) -> None:
 
 def test_other_names_are_unknown() -> None:
     assert known_metric("loss") is None and known_metric("xrollout_corr/k3_kl") is None
+
+
+def test_a_wandb_run_may_have_a_dash_in_its_name(tmp_path: Path) -> None:
+    header = f"Step,qwen3 - test - {K3},qwen3 - test - {K3}__MIN"
+    path = written(tmp_path, "dash.csv", f"{header}\n0,0.001,0.001\n1,0.002,0.002\n")
+    assert curve(read_history(path), run="qwen3 - test") == ([0, 1], [0.001, 0.002])
+
+
+def test_our_own_names_are_known_metrics() -> None:
+    names = {
+        "k3": "k3",
+        "k1": "k1",
+        "train/abs_logp": "abs_logp",
+        "mismatch_k3": "k3",
+        "recall_k1": None,
+        "topk3": None,
+    }
+    for name, of in names.items():
+        metric = known_metric(name)
+        assert (metric.of if metric else None) == of, name
+
+
+def test_other_lists_in_a_row_of_metrics_are_left_out_and_a_log_of_tokens_is_no_curve(tmp_path: Path) -> None:
+    rows = [{"step": step, K3: value, "layers": [1, 2]} for step, value in enumerate(VALUES)]
+    path = written(tmp_path, "m.jsonl", "\n".join(map(json.dumps, rows)))
+    assert curve(read_history(path)) == ([0, 1, 2], VALUES)
+    tokens = written(tmp_path, "t.jsonl", json.dumps({"step": 0, "k3": 0.1, "sampler_logprobs": [-1.0]}))
+    assert read_history(tokens) is None
+
+
+def test_trls_console_has_a_dictionary_of_python_a_line(tmp_path: Path) -> None:
+    name = "sampling/sampling_logp_difference/mean"
+    lines = ["loading {'model'}", "{'config': 3}", "{" + "[" * 9000 + "}"]
+    lines += [f" 10%|# | 1/3\r{{'loss': 0.1, '{name}': {value}, 'epoch': 0.1}}" for value in VALUES[:2]]
+    lines.append(f"{{'loss': nan, '{name}': '{VALUES[2]}'}}")
+    lines.append(f"{{'loss': 0.1, '{name}': -inf}}")
+    told = read_history(written(tmp_path, "trl.log", "\n".join(lines)))
+    assert curve(told, name) == ([0, 1, 2, 3], [*VALUES, -np.inf])

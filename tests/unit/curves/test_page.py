@@ -97,10 +97,10 @@ def test_the_page_is_whole_and_escaped() -> None:
     assert "<script>" not in page and "&lt;script&gt;" in page
     assert 'class="curve" d="M' in page
     assert all(row.source in page for row in sizes().normal)
-    assert page.count("<td>0.096</td>") == 1 + sum(row.of == "k3" for row in sizes().normal), (
+    assert page.count("<td>0.099</td>") == 1 + sum(row.of == "k3" for row in sizes().normal), (
         "the reader's own number, in the table of numbers and beside each published one"
     )
-    assert "yours: 0.096" in page
+    assert "yours: 0.099" in page
     assert json.loads(as_json(curves_record(read_curves(told))))["runs"][0]["shape"] == "growth"
 
 
@@ -129,3 +129,23 @@ def test_the_command_reads_curves(
     run_command()
     assert capsys.readouterr().out.startswith("**Not bad: rollout_corr/k3_kl is 0.001, the size of rounding in 16 bits")
     assert page.read_text(encoding="utf-8").count("<svg") == 1
+
+
+def test_the_size_is_that_of_the_very_end_if_it_is_the_larger_one() -> None:
+    values = np.where(STEPS >= 97, 1.0, 1e-3)
+    run = reading_of({"rollout_corr/k3_kl": values})
+    assert answer(run).startswith("Bad: rollout_corr/k3_kl is 1, large")
+    assert since(run) == "From step 97 to step 99 it leaves its usual size, as far as 1000 times that size."
+
+
+def test_a_curve_that_ends_in_nan_is_bad_from_there_on() -> None:
+    values = np.where(STEPS > 50, np.nan, 1e-3)
+    words = answer(reading_of({"rollout_corr/k3_kl": values}))
+    assert words.startswith("Bad: rollout_corr/k3_kl became NaN or infinite at step 51. Until then:")
+
+
+def test_a_negative_k3_is_none_and_a_negative_k1_is_one() -> None:
+    words = answer(reading_of({"rollout_corr/k3_kl": -0.1}))
+    assert words == "Nothing can be said: rollout_corr/k3_kl is -0.1, and such a number is never below 0."
+    for values in ({"rollout_corr/kl": -0.1}, {"rollout_corr/k3_kl": -1e-9}):
+        assert "Nothing can be said" not in answer(reading_of(values))

@@ -112,3 +112,23 @@ def test_every_shape_and_cause_has_words() -> None:
     used = {cause for shape in words.shapes.values() for cause in shape.fits}
     assert used == words.causes.keys()
     assert {*MADE, *RUNS.values(), "zero", "unknown", "short"} <= words.shapes.keys()
+
+
+LEAVES: dict[str, tuple[np.ndarray, float, float]] = {
+    "its last three points": (np.where(STEPS >= 197, 1000.0, 1.0), 197, 199),
+    "its last twentieth grows": (np.where(STEPS >= 190, 1.5 ** (STEPS - 189), 1.0), 191, 199),
+    "its last tenth": (np.where(STEPS >= 181, 1000.0, 1.0), 181, 199),
+    "its middle": (np.where((STEPS >= 80) & (STEPS < 120), 500.0, 1.0), 80, 119),
+    "zero from the middle on": (np.where(STEPS >= 100, 0.0, 1.0), 100, 199),
+    "zero at the beginning": (np.where(STEPS < 3, 0.0, 1.0), 0, 2),
+}
+
+
+@pytest.mark.parametrize("name", LEAVES)
+def test_a_curve_that_leaves_its_size_for_a_while_is_not_flat(name: str) -> None:
+    """Whatever no other shape names is flat only if every stretch of it has the curve's own size."""
+    values, first, last = LEAVES[name]
+    noise = np.exp(0.1 * np.random.default_rng(3).standard_normal(len(STEPS)))
+    shape = shape_of(STEPS, 1e-3 * values * noise)
+    assert shape.name == "uneven" and not shape_words().shapes["uneven"].excludes
+    assert abs(shape.since - first) <= 1 and abs(shape.until - last) <= 1

@@ -155,7 +155,7 @@ ANSWERS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...], str]] = {
         ("precision",),
         "The limit of tok",
     ),
-    "c11_pinned_weights.jsonl": ("Bad, unless", (), ("precision",), "Compare a checksum of the engine's weights"),
+    "c11_pinned_weights.jsonl": ("Bad: k3", (), ("precision",), "Compare a checksum of the engine's weights"),
     "c24_bypass_copies.jsonl": ("Nothing can be said", (), (), "bypass_mode=false"),
     "c25_rep_age3.jsonl": ("Bad", ("sides",), ("penalty",), "repetition_penalty"),
     "f_padded_0.jsonl": ("Not bad", (), (), "Log a mask"),

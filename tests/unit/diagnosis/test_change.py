@@ -88,3 +88,22 @@ def test_the_pages_say_it() -> None:
     assert 'chip good">smaller' in page and "source a" in page
     nothing = told([LoggedRow("", np.array([np.nan]), np.array([-1.0]))])
     assert "Nothing can be said" in change_text(compare(nothing, nothing))
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_nothing_is_said_of_a_log_whose_fault_hides_the_mismatch(place: str) -> None:
+    """Copied columns have k3 = 0: that is no smaller mismatch."""
+    sound = rows_of(0.1)
+    copied = [replace(row, sampler_T=row.trainer_T) for row in sound]
+    change = compare(*(told(copied if name == place else sound) for name in ("before", "after")))
+    assert verdict(change).startswith(f"Nothing can be said: the log {place} has a fault. Both sides are equal")
+    for text in (change_text(change), change_html(change)):
+        assert f"The log {place} itself:" in text
+
+
+def test_a_fault_that_hides_nothing_is_told_beside_the_verdict() -> None:
+    sound = rows_of(0.1)
+    rounded = [replace(row, sampler_T=row.sampler_T.astype(np.float16).astype(np.float64)) for row in sound]
+    change = compare(told(sound), told(rounded))
+    assert "Nothing can be said" not in verdict(change)
+    assert "The log after itself: The sampler's log-probs have no more digits than" in change_text(change)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from diagnosis_fixture import HOSTILE, REMEDIES, WORDS, diagnosis_of, noisy
+from diagnosis_fixture import HOSTILE, REMEDIES, WORDS, diagnosis_of, noisy, noisy_rows
 from log_fixture import plain_rows, write_lines
 from tokenizers import Tokenizer, models
 
@@ -17,9 +17,9 @@ from tailrl.cli.commands import diagnose
 from tailrl.diagnosis import advice, headline, page
 from tailrl.diagnosis.advice import framework_of
 from tailrl.diagnosis.causes import Cause
-from tailrl.diagnosis.diagnosis import Diagnosis
+from tailrl.diagnosis.diagnosis import Diagnosis, diagnose_parts
 from tailrl.diagnosis.log import LoggedRow, pack
-from tailrl.diagnosis.metrics import frameworks
+from tailrl.diagnosis.metrics import frameworks, quantity
 from tailrl.diagnosis.replay import configuration
 
 
@@ -236,3 +236,74 @@ def test_the_command_prints_the_answer_and_writes_the_page(tmp_path: Path, capsy
     assert [word.strip() for word in first["texts"]] == [f"word{token}" for token in first["token"]]
     diagnose([log])
     assert "`--out page.html` writes them" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("odd", [-np.inf, np.nan, 0.5])
+def test_a_few_odd_log_probs_are_told_beside_the_cause_and_need_no_weights(odd: float) -> None:
+    rows = noisy_rows(40, 40, 0.02)
+    rows[3].sampler_T[4] = odd
+    found = diagnose_parts([("", pack([replace(row, again_T=None) for row in rows]))])
+    precision = Cause("precision", 0.96, ())
+    nan = next(one for one in found.causes if one.name == "nan")
+    found = replace(found, causes=(nan, precision))
+    [reason] = headline.headline(found).why
+    assert reason.startswith("Cause, 96% sure: rounding") and " or NaN" not in reason
+    assert "The log also has NaN, infinite or positive log-probs (" in reason
+    text = page.terminal_page(found)
+    assert text.startswith("# Diagnosis of a log\n\n**Not bad")
+    assert "Do: Find where they arise" in text and "Until then" not in text and "algorithm." not in text
+
+
+def test_faults_alone_are_told_one_after_the_other() -> None:
+    words = why(Cause("nan", 0.95, ()), Cause("shift", 0.99, ()))
+    assert words.startswith("Cause, 95% sure: NaN") and words.endswith("The log also has tokens shifted (99%).")
+
+
+def test_no_lines_to_paste_where_nothing_can_be_said() -> None:
+    """Of negative log-likelihoods and of a constant, no number means anything, so no weight does."""
+    for change in (lambda row_T: -row_T, lambda row_T: np.full(len(row_T), -1.0)):
+        rows = [replace(row, sampler_T=change(row.sampler_T), again_T=None) for row in noisy_rows(40, 40, 0.5)]
+        found = diagnose_parts([("", pack(rows))])
+        assert headline.headline(found).verdict.startswith("Nothing can be said")
+        assert found.advice.name is None and found.advice.kind == "fix" and not page.pasted(found)
+        assert "in each framework" not in Reader(page.html_page(found)).text
+
+
+def test_a_close_cause_that_can_be_mended_decides_where_the_size_does_harm() -> None:
+    close = (Cause("precision", 0.51, ()), Cause("prompt", 0.43, ()))
+    large = with_causes(*close)
+    assert large.advice.words.startswith("Compare the token ids of one prompt")
+    assert first_line(large).startswith("Bad, unless weights or caches have few bits"), "rounding fits too"
+    assert replace(noisy(noise=0.02), causes=close).advice.kind == "none"
+    assert with_causes(Cause("precision", 0.7, ()), Cause("prompt", 0.2, ())).advice.kind == "none", "it is not close"
+
+
+def test_few_bits_excuse_nothing_where_another_cause_is_named() -> None:
+    assert first_line(with_causes(Cause("truncation", 0.99, ()))).startswith("Bad: k3 is ")
+
+
+def test_rounding_of_another_size_than_number_formats_is_not_left_alone() -> None:
+    found = replace(noisy(noise=1.0), causes=(Cause("precision", 0.9, ()),))
+    assert found.advice.kind == "fix" and found.advice.words.startswith("Find the cause first.")
+
+
+def test_what_grows_is_not_called_rounding() -> None:
+    rows = [
+        replace(row, step=float(step), again_T=None)
+        for step, noise in enumerate((0.02, 0.1, 0.6))
+        for row in noisy_rows(20, 40, noise, seed=step)
+    ]
+    found = replace(diagnose_parts([("", pack(rows))]), places=(), causes=(Cause("precision", 0.9, ()),))
+    [reason] = headline.headline(found).why
+    assert reason.startswith("Token by token it looks like rounding, but rounding does not grow with the steps.")
+    assert "90%" not in reason and first_line(found).startswith("Bad: k3")
+    assert found.advice.words.startswith("Rounding does not grow like this.")
+
+
+def test_an_interval_of_k3_ends_at_zero_and_one_token_is_not_cured_by_more_responses() -> None:
+    rows = [replace(row, again_T=None) for row in noisy_rows(60, 40, 0.02)]
+    rows[0].sampler_T[1] = rows[0].trainer_T[1] - 6.5
+    found = diagnose_parts([("", pack(rows))])
+    assert quantity(found.measured, "k3").low == 0 and quantity(found.measured, "k1").low < 0
+    assert [place.grouping for place in found.places] == ["tokens"]
+    assert " [0, " in first_line(found) and "more responses would tell" not in first_line(found)

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import jsonschema
+import numpy as np
 import pytest
 from log_fixture import write_lines
 
@@ -138,3 +139,25 @@ def test_a_log_of_a_newer_schema_is_refused(
 ) -> None:
     log = write_lines(logs / "log.jsonl", [row | {"schema": version} for row in rows(0.1)])
     assert run(monkeypatch, "diagnose", str(log)) == code
+
+
+@pytest.mark.parametrize("logs_given", [1, 2])
+def test_no_text_leaves_the_words_of_columns_out_of_every_answer(
+    logs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], logs_given: int
+) -> None:
+    """A column of questions is a grouping: the group that holds the mismatch is told without its words."""
+    random = np.random.default_rng(0)
+    questions = []
+    for number in range(64):
+        trainer = -random.exponential(1.0, 40)
+        size = 0.5 if number % 8 == 3 else 0.01
+        sampler = np.minimum(trainer + size * random.standard_normal(40) * -np.expm1(trainer), 0.0)
+        columns = {"sampler_logprobs": sampler.tolist(), "trainer_logprobs": trainer.tolist()}
+        questions.append(columns | {"question": f"PRIVATE {number % 8}"})
+    paths = [str(write_lines(logs / f"questions{copy}.jsonl", questions)) for copy in range(logs_given)]
+    page, data = logs / "page.html", logs / "data.json"
+    for option, is_private in (([], True), (["--no-text"], False)):
+        run(monkeypatch, "diagnose", *paths, "--out", str(page), "--json", str(data), *option)
+        told = [capsys.readouterr().out, page.read_text(encoding="utf-8"), data.read_text(encoding="utf-8")]
+        assert ["PRIVATE" in text for text in told] == [is_private] * 3
+        assert is_private or all("value 4" in text for text in told)

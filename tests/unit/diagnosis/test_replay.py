@@ -390,9 +390,9 @@ CLEAN = [response(8, 0.01) for _ in range(30)]
     [
         (CLEAN, [], "none", None),
         ([LoggedRow("here", np.array([np.nan]), np.array([-1.0]))], [], "fix", None),
-        (CLEAN, [Cause("temperature", 0.9, ())], "fix", "token_tis"),
+        (CLEAN, [Cause("temperature", 0.9, ())], "fix", None),  # too small for weights
         (CLEAN, [Cause("precision", 0.9, ())], "none", None),
-        (ROWS, [Cause("precision", 0.9, ())], "none", None),  # whatever its k3
+        (ROWS, [Cause("precision", 0.9, ())], "fix", "token_tis"),  # larger than number formats give
         (ROWS, [Cause("routing", 0.9, ())], "none", None),
         (ROWS, [Cause("shift", 0.9, ()), Cause("stale", 0.8, ())], "fix", "token_tis"),
         (ROWS, [Cause("stale", 0.9, ()), Cause("prompt", 0.8, ())], "fix", "token_tis"),  # what can be mended first

@@ -67,7 +67,7 @@ def test_growth_is_not_put_down_to_rounding() -> None:
     causes = (Cause("precision", 0.9, ()),)
     grown, level, small = (
         replace(diagnose_parts([("", pack(of_steps(noises)))]), causes=causes).advice
-        for noises in ([0.02, 0.02, 0.1, 0.3, 0.4, 0.4], [0.3] * 6, [0.005, 0.005, 0.01, 0.02, 0.02, 0.02])
+        for noises in ([0.02, 0.02, 0.1, 0.3, 0.4, 0.4], [0.2] * 6, [0.005, 0.005, 0.01, 0.02, 0.02, 0.02])
     )
     assert grown.kind == "fix" and "Compare a checksum" in grown.words
     assert level.kind == small.kind == "none"

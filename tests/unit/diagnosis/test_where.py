@@ -253,3 +253,12 @@ def test_signs_are_said_where_they_differ() -> None:
     [place] = find_places(log)
     assert isinstance(place, Place) and place.sides == ""
     assert "to 90% of the tokens there, and to 10% elsewhere" in replace(place, above=0.9, above_elsewhere=0.1).sides
+
+
+@pytest.mark.parametrize(("short", "long", "is_place"), [(1.0, 0.02, False), (0.02, 1.0, True)])
+def test_the_longest_responses_are_a_place_and_the_others_are_none(short: float, long: float, is_place: bool) -> None:
+    random = np.random.default_rng(0)
+    rows = [
+        row_of(random, number, 60 if number % 2 else 30, False, long if number % 2 else short) for number in range(60)
+    ]
+    assert ("longest" in [place.grouping for place in find_places(pack(rows))]) is is_place

@@ -151,7 +151,7 @@ def diagnose(
             metavar="LOGS...",
             help="files or folders of a run's logs; two logs, BEFORE and AFTER, are compared; or its curves: a W&B "
             "export, a W&B run's file or address, trainer_state.json, metrics as JSON lines, TensorBoard's CSV, "
-            "verl's console",
+            "verl's or TRL's console",
             show_default=False,
         ),
     ],
@@ -173,7 +173,7 @@ def diagnose(
     framework: Annotated[
         str | None, Option(help="whose settings come first: verl, TRL, NeMo-RL, ...; else the log's")
     ] = None,
-    no_text: Annotated[bool, Option("--no-text", help="leave texts and token ids out of the page")] = False,
+    no_text: Annotated[bool, Option("--no-text", help="leave texts, token ids and columns' words out")] = False,
     together: Annotated[bool, Option("--together", help="two logs are one, and not compared")] = False,
 ) -> None:
     """Say what causes the mismatch in the logs of any framework, and what to do."""
@@ -192,7 +192,7 @@ def diagnose(
         return
     try:
         if len(logs) == 2 and not together:
-            answer = _of_change(Path(logs[0]), Path(logs[1]), limits, out, columns)
+            answer = _of_change(Path(logs[0]), Path(logs[1]), limits, out, columns, no_text)
         else:
             answer = _of_log([Path(log) for log in logs], limits, out, tokenizer, columns, framework, no_text)
     except NoLogError:
@@ -225,7 +225,7 @@ def _of_log(
     framework: str | None,
     no_text: bool,
 ) -> "Answer":
-    from tailrl.diagnosis.answer import Answer, named_framework, without_texts
+    from tailrl.diagnosis.answer import Answer, named_framework, without_texts, without_words
     from tailrl.diagnosis.diagnosis import diagnose_parts
     from tailrl.diagnosis.formats import parse_columns
     from tailrl.diagnosis.gate import judge
@@ -240,6 +240,8 @@ def _of_log(
     own_framework = named_framework(framework or "")
     left_out = LeftOut()
     parts = read_with_progress(logs, left_out, chosen)
+    if no_text:
+        parts = without_words(parts, {})
     diagnosis = replace(diagnose_parts(parts, left_out), chosen_framework=own_framework)
     judgements = judge(diagnosis.measured, limits, diagnosis.faults)
     page = None
@@ -269,8 +271,10 @@ def demo(
         opened(out)
 
 
-def _of_change(before: Path, after: Path, limits: "list[Limit]", out: Path | None, columns: str | None) -> "Answer":
-    from tailrl.diagnosis.answer import Answer
+def _of_change(
+    before: Path, after: Path, limits: "list[Limit]", out: Path | None, columns: str | None, no_text: bool
+) -> "Answer":
+    from tailrl.diagnosis.answer import Answer, Numbered, without_words
     from tailrl.diagnosis.change import change_html, change_text, compare
     from tailrl.diagnosis.diagnosis import diagnose_parts
     from tailrl.diagnosis.formats import parse_columns
@@ -281,9 +285,11 @@ def _of_change(before: Path, after: Path, limits: "list[Limit]", out: Path | Non
 
     chosen = parse_columns(columns) if columns is not None else None
     found = []
+    numbered: Numbered = {}
     for log in (before, after):
         left_out = LeftOut()
-        found.append(diagnose_parts(read_with_progress([log], left_out, chosen), left_out))
+        parts = read_with_progress([log], left_out, chosen)
+        found.append(diagnose_parts(without_words(parts, numbered) if no_text else parts, left_out))
     earlier, later = found
     change = compare(earlier, later)
     judgements = judge(later.measured, limits, later.faults)

@@ -1,9 +1,10 @@
 """Metrics of a run over its steps, from whatever file or service holds them.
 
 W&B (CSV export, the run's own file, a run's address), transformers' `trainer_state.json`, TensorBoard's CSV, metrics as
-JSON lines, any CSV with a column of steps, and verl's console.
+JSON lines, any CSV with a column of steps, and the consoles of verl and TRL.
 """
 
+import ast
 import csv
 import io
 import json
@@ -30,9 +31,12 @@ TENSORBOARD = "TensorBoard's CSV"
 HEAD = 65_536  # bytes that say whether a file holds metrics
 MOST_BYTES = 512_000_000  # a history is small; a larger file is something else
 ADDRESS = re.compile(r"https://[^/]+/(?P<entity>[^/]+)/(?P<project>[^/]+)/runs/(?P<run>[^/?#]+)")
-OF_W_AND_B = re.compile(r"^(?P<run>.+?) - (?P<metric>.+?)(?P<bound>__MIN|__MAX)?$")  # a column of W&B's CSV export
+OF_W_AND_B = re.compile(r"^(?P<run>.+) - (?P<metric>.+?)(?P<bound>__MIN|__MAX)?$")  # a column of W&B's CSV export
 VERL_LINE = re.compile(r"\bstep:(\d+) - (.+)$")
 VERL_VALUE = re.compile(r"(?:np\.\w+\()?(-?(?:\d+\.?\d*(?:e[-+]?\d+)?|nan|inf))\)?$", re.IGNORECASE)
+OF_TOKENS = re.compile(r"logp|log_p", re.IGNORECASE)  # in the names of lists that make a row a log of tokens
+NO_NUMBER = re.compile(r"(?<=: )(-?(?:nan|inf))\b")  # which Python prints as no literal
+LONGEST_LINE = 65_536  # characters of a dictionary in a console
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -255,10 +259,10 @@ def _json_lines(path: Path) -> History | None:
 
 
 def _is_metrics(row: Mapping[str, Any]) -> bool:
-    """Whether a row has metrics: a known name, or a step and numbers alone."""
+    """Whether a row has metrics: a known name and no tokens' log-probs, or a step and numbers alone."""
     flat = dict(flat_row(row))
     if any(known_metric(name) for name in flat):
-        return not any(isinstance(value, list) for value in row.values())
+        return not any(isinstance(value, list) and OF_TOKENS.search(name) for name, value in row.items())
     return any(name in flat for name in step_names()) and all(name in flat for name in row)
 
 
@@ -313,12 +317,15 @@ def _number(text: str) -> float | None:
 
 
 def _console(path: Path) -> History | None:
-    """verl's console: `step:3 - actor/lr:1e-06 - rollout_corr/k3_kl:0.001 - ...` in each step's line."""
+    """verl's console: `step:3 - actor/lr:1e-06 - rollout_corr/k3_kl:0.001 - ...`; or a dictionary a line, as of TRL."""
     rows: list[tuple[str, Mapping[str, Any]]] = []
     with opened(path) as content:
         for _, line in numbered_lines(content.stream, path, MOST_BYTES):
-            match = VERL_LINE.search(ANSI.sub("", line.decode("utf-8", "replace").rstrip()))
-            if not match:
+            text = ANSI.sub("", line.decode("utf-8", "replace").rstrip())
+            if printed := _dictionary(text):
+                rows.append(("", printed))
+            match = VERL_LINE.search(text)
+            if printed or not match:
                 continue
             row: dict[str, Any] = {"step": float(match[1])}
             for part in match[2].split(" - "):
@@ -326,4 +333,19 @@ def _console(path: Path) -> History | None:
                 if value := VERL_VALUE.match(text.strip()):
                     row[name.strip()] = float(value[1])
             rows.append(("", row))
-    return history_of_rows(rows, str(path), "verl's console") if rows else None
+    return history_of_rows(rows, str(path), "a console") if rows else None
+
+
+def _dictionary(text: str) -> dict[str, Any] | None:
+    """The metrics in a line that ends with a dictionary of Python; transformers prints its numbers as words, too."""
+    begin = text.find("{")
+    if begin < 0 or not text.endswith("}") or len(text) > LONGEST_LINE:
+        return None
+    try:
+        row = ast.literal_eval(NO_NUMBER.sub(r"'\1'", text[begin:]))
+    except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
+        return None
+    if not isinstance(row, dict):
+        return None
+    numbers = {str(name): _number(value) if isinstance(value, str) else value for name, value in row.items()}
+    return numbers if any(known_metric(name) for name, _ in flat_row(numbers)) else None

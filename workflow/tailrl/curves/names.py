@@ -52,12 +52,21 @@ def _table() -> dict[str, Any]:
     return dict(yaml.safe_load(text))
 
 
+OWN = re.compile(r"(?:^|[/_.])(?P<name>k3|abs_logp)$|^(?P<whole>k1)$")  # `k1` may end other words, so it stands alone
+
+
 def known_metric(name: str) -> Metric | None:
-    """The metric that a logged name ends with; words before it, such as `train/`, are the logger's."""
+    """The metric that a logged name ends with; words before it, such as `train/`, are the logger's.
+
+    Our own names, which the gate takes too, end a name after a slash, a point or an underscore.
+    """
     parts = name.split("/")
     for begin in range(len(parts)):
         if metric := metrics().get("/".join(parts[begin:])):
             return metric
+    if own := OWN.search(name):
+        of = own["name"] or own["whole"]
+        return Metric("tailrl", of, of)
     return None
 
 

@@ -127,6 +127,8 @@ def answer(run: RunReading) -> str:
     present = main.level
     if math.isnan(present):
         return f"{main.curve.name} has no finite value."
+    if main.impossible:
+        return f"Nothing can be said: {main.curve.name} is {short(present)}, and such a number is never below 0."
     size = f"{main.curve.name} is {short(present)}"
     if run.band is not None:
         roughly = "" if main.metric.of in EXACT else f", roughly a k3 of {short(main.k3)} nats a token"
@@ -136,14 +138,20 @@ def answer(run: RunReading) -> str:
         holds = all(rule.holds for rule in main.rules)
         state = ("Not bad", "within") if holds else ("Bad", "beyond")
         size = f"{state[0]}: {size}, {state[1]} {'; '.join(rules)}" if rules else f"{size}; no rule of thumb is known"
-    return f"{size}. {shape_words().shapes[run.shape].says}"
+    told = f"{size}. {shape_words().shapes[run.shape].says}"
+    if math.isnan(main.ended):
+        return told
+    return f"Bad: {main.curve.name} became NaN or infinite at step {main.ended:g}. Until then: {told}"
 
 
 def since(run: RunReading) -> str:
     """Since when, and by how much; empty for a curve that keeps its level."""
     shape = run.main.shape
     sentences = []
-    if not math.isnan(shape.since):
+    if not math.isnan(shape.until):
+        times = f"as far as {short(shape.factor)} times that size"
+        sentences.append(f"From step {shape.since:g} to step {shape.until:g} it leaves its usual size, {times}.")
+    elif not math.isnan(shape.since):
         verb = "Since" if shape.name in ("growth", "rise", "fall") else "At"
         sentences.append(f"{verb} step {shape.since:g}, by a factor of {short(shape.factor)}.")
         before = [step for step in run.restarts if step <= shape.since]
@@ -154,7 +162,7 @@ def since(run: RunReading) -> str:
         sentences.append(f"{count(len(shape.spikes), 'spike')}, at step {some}.")
     if not math.isnan(shape.period):
         sentences.append(f"It falls back every {shape.period:g} steps.")
-    if run.main.unsound:
+    if run.main.unsound and math.isnan(run.main.ended):
         sentences.append(f"At {count(run.main.unsound, 'step')} the value is NaN or infinite.")
     return " ".join(sentences)
 

@@ -15,7 +15,7 @@ from tailrl.artifacts.metrics import FloatArray
 from tailrl.curves.history import TENSORBOARD, Curve, History
 from tailrl.curves.names import Metric, is_learning_rate, known_metric, metrics
 from tailrl.curves.shapes import Shape, shape_of
-from tailrl.diagnosis.sizes import Band, band_of
+from tailrl.diagnosis.sizes import Band, band_of, sizes
 from tailrl.runtime.errors import StudyError
 
 # What each quantity is as a k3 in nats, roughly: k3 is about half the mean square of Δ, and mean |Δ| about its root.
@@ -31,7 +31,9 @@ AS_K3: dict[str, Callable[[float], float]] = {
 }
 EXACT = ("k3",)  # of AS_K3: what needs no conversion
 BY_RULE = ("abs_prob", "error_factor")  # sizes of their own, which only a framework's rule judges
+LAST = 3  # points at the end of a curve that may differ from its last tenth
 SHAPED = (*AS_K3, *BY_RULE)  # whose shape is told, the best first
+NEVER_NEGATIVE = tuple(name for name in SHAPED if name not in ("k1", "chi2_token"))  # the others may be by chance
 
 
 class ShapeWords(Record):
@@ -74,7 +76,8 @@ class Told:
         curve: its values. metric: what it is.
         shape: its shape. k3: nats, its present level as a k3; NaN where it cannot be told.
         rules: the framework's own rules of thumb on its present level.
-        unsound: steps whose value is NaN or infinite.
+        unsound: steps whose value is NaN or infinite. ended: the step from which on all are; NaN: the last one is a
+            number.
     """
 
     curve: Curve
@@ -84,6 +87,12 @@ class Told:
     k3: float
     rules: tuple[Judged, ...]
     unsound: int
+    ended: float
+
+    @property
+    def impossible(self) -> bool:
+        """Whether the present level is below 0, by more than rounding, and the quantity cannot be."""
+        return self.metric.of in NEVER_NEGATIVE and self.level < -sizes().bands[0].below
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,11 +187,28 @@ def _read_run(run: str, curves: Iterable[Curve], history: History) -> RunReading
         return None
     main = min(judged, key=lambda one: (SHAPED.index(one.metric.of), -len(one.curve.step_N)))
     band = None
-    if math.isfinite(main.k3):
+    if math.isfinite(main.k3) and not main.impossible:
         band = band_of(main.k3)
     idle = bool(rates) and all(bool((curve.value_N == 0).all()) for curve in rates)
     others = tuple(one for one in told if one is not main)
     return RunReading(run, main, others, band, idle, history.restarts.get(run, ()))
+
+
+def size_at_end(value_N: FloatArray, best: float = 0.0) -> float:
+    """The present level: the median of the last tenth, or that of the last points if it is farther from `best`."""
+    levels = [median_of(values_N) for values_N in (last_tenth(value_N), last_points(value_N))]
+    return max(levels, key=lambda level: abs(level - best))
+
+
+def median_of(value_N: FloatArray) -> float:
+    """The median; NaN of no value."""
+    return float(np.median(value_N)) if len(value_N) else math.nan
+
+
+def last_points(value_N: FloatArray) -> FloatArray:
+    """The last finite values of a curve, LAST of them: what a run does right now."""
+    finite: FloatArray = value_N[np.isfinite(value_N)]
+    return finite[-LAST:]
 
 
 def last_tenth(value_N: FloatArray) -> FloatArray:
@@ -192,14 +218,14 @@ def last_tenth(value_N: FloatArray) -> FloatArray:
 
 
 def _tell(curve: Curve, metric: Metric) -> Told:
-    size_N = np.abs(curve.value_N)
-    if metric.of == "error_factor":
-        size_N = np.abs(curve.value_N - 1)  # 1: no error
+    best = 1.0 if metric.of == "error_factor" else 0.0
+    size_N = np.abs(curve.value_N - best)
     shape = shape_of(curve.step_N, size_N)
-    finite = curve.value_N[np.isfinite(curve.value_N)]
-    level = float(np.median(last_tenth(curve.value_N))) if len(finite) else math.nan
+    level = size_at_end(curve.value_N, best) if metric.of in SHAPED else median_of(last_tenth(curve.value_N))
     rules = tuple(Judged(rule.sentence(), rule.source, rule.holds(level)) for rule in metric.rules)
     convert = AS_K3.get(metric.of)
     k3 = convert(level) if convert is not None and math.isfinite(level) else math.nan
-    unsound = len(curve.value_N) - len(finite)
-    return Told(curve, metric, shape, level, k3, rules if math.isfinite(level) else (), unsound)
+    unsound_N = ~np.isfinite(curve.value_N)
+    sound = np.flatnonzero(~unsound_N)
+    ended = float(curve.step_N[sound[-1] + 1]) if len(sound) and unsound_N[-1] else math.nan
+    return Told(curve, metric, shape, level, k3, rules if len(sound) else (), int(unsound_N.sum()), ended)

@@ -1,14 +1,15 @@
-"""The shape of a curve of the mismatch: flat, a jump, spikes, a sawtooth, or growth that ends or goes on.
+"""The shape of a curve of the mismatch: flat, a jump, spikes, a sawtooth, growth that ends or goes on, or uneven.
 
 Sizes are compared as factors, so all arithmetic is on logarithms. A value of 0 or below has no logarithm; it is taken
-for the smallest positive value of the curve.
+for the smallest positive value of the curve, but a stretch of such values is not flat.
 """
 
 import itertools
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from tailrl.artifacts.metrics import FloatArray
@@ -28,6 +29,7 @@ TEETH = 4  # resets that make a sawtooth
 EVEN = 0.35  # how much the lengths of teeth may vary: standard deviation by mean
 RESET_NOISE = 5.0  # a reset is at least so many standard deviations of the noise
 TEETH_SHARE = 0.5  # of the curve, that the teeth must cover
+STRETCHES = (3, 6, 12, 24, 48)  # points of the windows whose medians must all be near the curve's own, if it is flat
 START = 0.05  # of the curve: its beginning, where a rise may be over within a tenth
 
 
@@ -39,7 +41,8 @@ class Shape:
         name: a key of `shapes.yaml`.
         level: the median value, the start's where the level changes. end: the median of the last tenth.
         factor: how many times its start the end is (of a jump: the level after by the level before).
-        since: the step where a jump happened, or where growth began to show; NaN for other shapes.
+        since: the step where a jump happened, where growth began to show, or where an uneven curve first lies
+            elsewhere; NaN for other shapes. until: the last step where an uneven curve lies elsewhere.
         spikes: the steps of spikes.
         period: steps between two resets of a sawtooth; NaN for other shapes.
     """
@@ -51,6 +54,7 @@ class Shape:
     since: float = math.nan
     spikes: tuple[float, ...] = ()
     period: float = math.nan
+    until: float = math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +94,15 @@ def shape_of(step_N: FloatArray, value_N: FloatArray) -> Shape:
         return _shape(name, rest, (start, end), since=_shows(rest, start), spikes=spikes)
     if (begin := _early_rise(rest)) is not None:
         return _shape("rise", rest, (begin, end), since=_shows(rest, begin), spikes=spikes)
+    is_none_N = value_N[~spike_N] <= 0
+    median = float(np.median(rest.log_N[~is_none_N]))
+    away_N = _away(rest, is_none_N, median)
+    if away_N.any():
+        places = np.flatnonzero(away_N)
+        farthest = -math.inf if is_none_N[places].all() else float(max(rest.log_N[places] - median, key=abs))
+        first, last = (float(rest.step_N[place]) for place in (places[0], places[-1]))
+        return replace(_shape("uneven", rest, (median, median + farthest), first, spikes), until=last)
     name = "spikes" if spikes else "flat"
-    median = float(np.median(rest.log_N))
     return _shape(name, rest, (median, median), spikes=spikes)
 
 
@@ -130,6 +141,21 @@ def _spikes(points: _Points) -> NDArray[np.bool_]:
         if end - start > LONGEST_SPIKE or end == len(log_N):  # at the very end nothing says that it comes back
             high_N[start:end] = False
     return high_N
+
+
+def _away(points: _Points, is_none_N: NDArray[np.bool_], median: float) -> NDArray[np.bool_]:
+    """Which points lie elsewhere than the curve's median, in a window whose own median does so against the noise."""
+    away_N = np.zeros(len(points.log_N), bool)
+    log_N = np.where(is_none_N, -math.inf, points.log_N)
+    for length in STRETCHES:
+        if length > len(log_N) // 2:
+            break
+        apart_W = np.median(sliding_window_view(log_N, length), axis=1) - median
+        least = max(LEAST_FACTOR, SPIKE_NOISE * points.noise / math.sqrt(length))
+        for begin in np.flatnonzero(np.abs(apart_W) >= least):
+            part_N = np.sign(apart_W[begin]) * (log_N[begin : begin + length] - median)
+            away_N[begin : begin + length] |= part_N >= LEAST_FACTOR
+    return away_N
 
 
 def _jump(points: _Points) -> int | None:

@@ -16,17 +16,24 @@ from tailrl.diagnosis.exact_checks import Fault
 from tailrl.diagnosis.measure import Measured
 from tailrl.diagnosis.metrics import quantity
 from tailrl.diagnosis.replay import Replayed, catalogue
+from tailrl.diagnosis.sizes import band_of
 from tailrl.diagnosis.trend import trend_of
 from tailrl.diagnosis.where import Place
 
 SURE = 0.5
 """The probability from which a cause counts."""
 
+CLOSE = 0.5
+"""A second cause that is at least so probable beside the first is as good as it."""
+
 Kind = Literal["none", "fix", "remedy", "beyond"]
 
 
 EXPLAINS = ("base", "filled", "first_choice", "grid", "padding")
 """Faults of a log that make a mismatch by themselves, or hide it."""
+
+NOTHING_TO_SAY = ("copy", "constant", "negative", "probabilities")
+"""Faults of a log after which its other numbers mean nothing."""
 
 
 class Choice(Record, allow_inf_nan=True):
@@ -111,9 +118,14 @@ FACTS: dict[str, Callable[[_Log], bool]] = {
 """What a rule's `if` may ask."""
 
 
-def deciding_cause(causes: Sequence[Cause]) -> Cause | None:
-    """The cause that the advice follows: the first that is as probable as not, a fixable one before the others."""
+def deciding_cause(causes: Sequence[Cause], harmless: bool = False) -> Cause | None:
+    """The cause that the advice follows: the first that is as probable as not, a fixable one before the others.
+
+    A close second one counts too, unless the mismatch is `harmless`: of a size at which nothing needs to be mended.
+    """
     probable = [one for one in causes if one.sure >= SURE]
+    if probable and not harmless:
+        probable = [one for one in causes if one.sure >= min(SURE, CLOSE * probable[0].sure)]
     by_cause = [rule for rule in advice_rules().rules if rule.fact is None and rule.kind == "fix"]
     fixed = {name for rule in by_cause for name in rule.causes or ()}
     return next((one for one in probable if one.name in fixed), probable[0] if probable else None)
@@ -134,9 +146,10 @@ def advise(
     framework: str = "",
 ) -> Advice:
     """The advice by the first rule that holds; `framework`: whose lines are wanted, as `replay.yaml` names it."""
-    cause = deciding_cause(causes)
     k3 = quantity(measured, "k3").mean
-    wrong = next((fault for fault in faults if fault.name in EXPLAINS), None)
+    is_harmless = not math.isnan(k3) and band_of(k3).level == "fine"
+    cause = deciding_cause(causes, is_harmless)
+    wrong = next((fault for fault in faults if fault.name in (*NOTHING_TO_SAY, *EXPLAINS)), None)
     trend = trend_of(measured)
     grows = trend is not None and trend.grows
     log = _Log(measured, bool(remedies), wrong, focus, grows)
@@ -149,6 +162,8 @@ def advise(
     )
     if not rule.remedies:
         return Advice(rule.kind, words, gives=rule.beyond, finding=rule.finding)
+    if is_harmless:  # weights would add variance, and no gain from them was seen
+        return Advice("none" if rule.kind == "remedy" else rule.kind, words, finding=rule.finding)
     chosen = _chosen(rule, remedies, k3, framework)
     if chosen is None:
         return Advice("fix" if rule.kind == "fix" else "beyond", words, gives=rule.beyond, finding=rule.finding)

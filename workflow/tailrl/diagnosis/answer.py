@@ -1,12 +1,17 @@
 """What the command line gives of a log, of two logs or of curves: a text, a page and data."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from tailrl.diagnosis.diagnosis import Diagnosis
+from tailrl.diagnosis.log import Log
 from tailrl.diagnosis.record import AnyRecord
 from tailrl.diagnosis.replay import catalogue
 from tailrl.pages.explorer import without_text
 from tailrl.runtime.errors import StudyError
+
+Numbered = dict[str, dict[str, int]]
+"""The numbers that stand for the words of each column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +31,23 @@ def named_framework(name: str) -> str:
     if name.lower() not in known:
         raise StudyError(f"--framework {name}: known are {', '.join(known.values())}")
     return known[name.lower()]
+
+
+def without_words(parts: Iterable[tuple[str, Log]], known: Numbered) -> Iterator[tuple[str, Log]]:
+    """The same parts of a log; each value of a column has a number in place of its words, which may be a prompt.
+
+    `known` takes the numbers of the values, by column: the same for all logs of one answer.
+    """
+    for title, log in parts:
+        labels_S = tuple(
+            {name: _numbered(known.setdefault(name, {}), word) for name, word in labels.items()}
+            for labels in log.labels_S
+        )
+        yield title, replace(log, labels_S=labels_S)
+
+
+def _numbered(words: dict[str, int], word: str) -> str:
+    return f"value {words.setdefault(word, len(words) + 1)}"
 
 
 def without_texts(diagnosis: Diagnosis) -> Diagnosis:

@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 
 from tailrl.analysis.format import short
 from tailrl.artifacts.metrics import FloatArray
+from tailrl.diagnosis.advice import NOTHING_TO_SAY
 from tailrl.diagnosis.diagnosis import Diagnosis
-from tailrl.diagnosis.gate import Judgement
+from tailrl.diagnosis.gate import HIDING, Judgement
 from tailrl.diagnosis.headline import cause_sentence
 from tailrl.diagnosis.log import Log
 from tailrl.diagnosis.measure import TOKEN, Measured
-from tailrl.diagnosis.metrics import quantity
+from tailrl.diagnosis.metrics import from_zero, quantity
 from tailrl.diagnosis.page import SUMMARY, cell
 from tailrl.diagnosis.sizes import LEVELS, band_of
 from tailrl.pages import TEMPLATES
@@ -102,7 +103,7 @@ def _of_groups(before: Log, after: Log) -> Iterator[Difference]:
             continue
         ratios = [_ratio(log, own[name]) for log, own in zip((before, after), groups, strict=True)]
         if all(ratio.below_T.sum() > 0 for ratio in ratios):
-            means = [ratio_interval(one.above_T, one.below_T, np.arange(len(one.above_T))) for one in ratios]
+            means = [from_zero(ratio_interval(one.above_T, one.below_T, np.arange(len(one.above_T)))) for one in ratios]
             yield Difference(name, means[0], means[1], ratio_difference(ratios[0], ratios[1]))
 
 
@@ -144,6 +145,10 @@ def verdict(change: Change) -> str:
     k3 = change.k3
     if not (change.before.measured.tokens and change.after.measured.tokens):
         return "Nothing can be said: one of the logs has no token with log-probs of both sides."
+    for name, one in (("after", change.after), ("before", change.before)):
+        for fault in one.faults:
+            if fault.name in (*NOTHING_TO_SAY, *HIDING):
+                return f"Nothing can be said: the log {name} has a fault. {fault.says}"
     levels = [LEVELS[band_of(one.mean).level].lower() for one in (k3.before, k3.after)]
     state = f"{levels[0]} before and after" if levels[0] == levels[1] else f"{levels[0]} before, {levels[1]} after"
     numbers = f"k3 is {short(k3.before.mean)} nats a token before and {short(k3.after.mean)} after"
@@ -170,6 +175,7 @@ def _values(change: Change) -> dict[str, object]:
         "change": change,
         "verdict": verdict(change),
         "names": SUMMARY | {"k1": "k1, nats a token", "abs_prob": "mean difference of the probabilities"},
+        "faults": [(name, fault.says) for name, one in sides for fault in one.faults],
         "causes": [(name, cause_sentence(one.causes)) for name, one in sides],
         "places": [(name, place.sentence()) for name, one in sides for place in one.places],
         "sizes": [(name, one.measured.sequences, one.measured.tokens) for name, one in sides],

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tailrl.analysis.format import count, short
-from tailrl.diagnosis.advice import EXPLAINS
+from tailrl.diagnosis.advice import CLOSE, EXPLAINS, NOTHING_TO_SAY
 from tailrl.diagnosis.causes import Cause, agrees, cause_words, disagrees_with_itself
 from tailrl.diagnosis.diagnosis import Diagnosis
 from tailrl.diagnosis.evidence import SIXTEEN_BITS
@@ -15,11 +15,7 @@ from tailrl.diagnosis.metrics import named_metrics, quantity
 from tailrl.diagnosis.sizes import LEVELS, band_of, limits
 from tailrl.diagnosis.trend import trend_of
 
-NOTHING_TO_SAY = ("copy", "constant", "negative", "probabilities")
-"""Faults of a log after which its other numbers mean nothing."""
-
 CERTAIN = 0.9  # how sure a cause is that is named without "probable"
-CLOSE = 0.5  # a second cause that is at least so probable beside the first is named with it
 LEAST_SURE = 0.5  # of a cause that is called probable
 MOST_NAMED = 3
 
@@ -59,7 +55,8 @@ def headline(diagnosis: Diagnosis) -> Headline:
         do = f"{diagnosis.faults[0].do} {do}"
     trend = trend_of(measured)
     where = (*(place.sentence() for place in diagnosis.places), *([trend.sentence()] if trend else []))
-    return Headline(verdict(measured), rules(measured), (*_faults(diagnosis), *why(diagnosis)), where, do, advice.gives)
+    reasons = (*_faults(diagnosis), *why(diagnosis))
+    return Headline(verdict(diagnosis), rules(measured), reasons, where, do, advice.gives)
 
 
 def _is_wrong(diagnosis: Diagnosis) -> bool:
@@ -75,8 +72,9 @@ def _faults(diagnosis: Diagnosis) -> tuple[str, ...]:
     return tuple(f"The log itself: {_lower(fault.says)}" for fault in diagnosis.faults)
 
 
-def verdict(measured: Measured) -> str:
+def verdict(diagnosis: Diagnosis) -> str:
     """Bad or not, the number with its interval, and the rule."""
+    measured = diagnosis.measured
     k3 = quantity(measured, "k3")
     if disagrees_with_itself(measured.signals):
         own, other = (short(quantity(one, "abs_logp").mean) for one in (measured.floor or measured, measured))
@@ -90,8 +88,10 @@ def verdict(measured: Measured) -> str:
         return "Nothing can be said: k3 is no number."
     band = band_of(k3.mean)
     ends = f" [{short(k3.low)}, {short(k3.high)}]" if not math.isnan(k3.low) and k3.low < k3.high else ""
-    words = f"{LEVELS[band.level]}: k3 is {short(k3.mean)} nats a token{ends}, {band.title} ({limits(band)})."
-    if band_of(max(k3.low, 0.0) if ends else k3.mean).level != band.level:
+    level = "bad" if band.level == "coarse" and not _few_bits_fit(diagnosis) else band.level
+    words = f"{LEVELS[level]}: k3 is {short(k3.mean)} nats a token{ends}, {band.title} ({limits(band)})."
+    is_in_few_tokens = any(place.grouping == "tokens" for place in diagnosis.places)
+    if band_of(k3.low if ends else k3.mean).level != band.level and not is_in_few_tokens:
         return f"{words} The interval reaches into better sizes: more responses would tell."
     return words
 
@@ -118,11 +118,35 @@ def why(diagnosis: Diagnosis) -> tuple[str, ...]:
     focus = diagnosis.focus
     if _is_wrong(diagnosis):
         return (f"Elsewhere: {_lower(cause_sentence(diagnosis.elsewhere))}",) if focus else ()
+    if focus is None and _grows_unlike_rounding(diagnosis):
+        others = diagnosis.causes[1:]
+        close = [one for one in others if one.sure >= CLOSE * diagnosis.causes[0].sure]
+        words = (
+            "Token by token it looks like rounding, but rounding does not grow with the steps. A log alone cannot tell "
+            "which it is: weights that do not reach the engine; or older samples; or a policy that says other things."
+        )
+        return (words, *((cause_sentence(close),) if close else ()))
     if focus is None:
         mismatched = None if agrees(diagnosis.measured.signals) else diagnosis.measured.tokens
         return (cause_sentence(diagnosis.causes, mismatched), *_remaining(diagnosis))
     there = (f"There: {_lower(cause_sentence(diagnosis.causes))}",) if focus.whole else ()
     return *there, f"Elsewhere: {_lower(cause_sentence(diagnosis.elsewhere))}"
+
+
+def _grows_unlike_rounding(diagnosis: Diagnosis) -> bool:
+    """Whether the first cause is rounding and the size grows to one that rounding in 16 bits has not."""
+    trend = trend_of(diagnosis.measured)
+    grows = trend is not None and trend.grows and diagnosis.advice.kind != "none"
+    return grows and bool(diagnosis.causes) and diagnosis.causes[0].name == "precision"
+
+
+def _few_bits_fit(diagnosis: Diagnosis) -> bool:
+    """Whether number formats may be the cause: nothing is to be mended, or rounding is at least as good as close."""
+    if diagnosis.advice.kind == "none":
+        return True
+    sure = {one.name: one.sure for one in diagnosis.causes if not _is_fault(one)}
+    is_close = bool(sure) and sure.get("precision", 0.0) >= CLOSE * max(sure.values())
+    return is_close and not _is_wrong(diagnosis) and not _grows_unlike_rounding(diagnosis)
 
 
 def _remaining(diagnosis: Diagnosis) -> tuple[str, ...]:
@@ -142,6 +166,11 @@ def cause_sentence(causes: Sequence[Cause], mismatched: int | None = None) -> st
     if not causes:
         few = f"No cause can be told from {count(mismatched, 'token')}." if mismatched else ""
         return few or "No mismatch that needs a cause."
+    faults = [one for one in causes if _is_fault(one)]
+    if len(causes) > 1 and faults:  # a fault of the log is beside a cause of the mismatch, not in its place
+        rest = [one for one in causes if one not in faults]
+        also = ", ".join(_named(one) for one in (faults if rest else faults[1:]))
+        return f"{cause_sentence(rest or faults[:1])} The log also has {also}."
     first, *others = causes[:MOST_NAMED]
     close = [one for one in others if one.sure >= CLOSE * first.sure]
     if close:
@@ -154,6 +183,10 @@ def cause_sentence(causes: Sequence[Cause], mismatched: int | None = None) -> st
     if first.sure >= LEAST_SURE:
         return f"Probable cause, {first.sure:.0%} sure: {cause_words()[first.name].title}."
     return f"No cause is sure; the most probable one: {_named(first)}."
+
+
+def _is_fault(cause: Cause) -> bool:
+    return cause.name != "unknown" and cause_words()[cause.name].fault
 
 
 def _named(cause: Cause) -> str:

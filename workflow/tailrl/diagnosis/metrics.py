@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from tailrl.diagnosis.measure import TOKEN, Measured
 from tailrl.stats.intervals import Interval, mean_interval
 from tailrl.stats.verl import bounded_ratio, effective_sample_size
 
+SIGNED = ("k1", "logp_train", "logp_infer")  # of TOKEN: the others are never below 0
 TRL_CAP = 3.0  # TRL's default of vllm_importance_sampling_clip_max
 
 
@@ -92,10 +93,16 @@ def quantity(measured: Measured, name: str) -> Interval:
     if not measured.tokens:
         return Interval(math.nan, math.nan, math.nan, 0)
     if name in TOKEN:
-        return measured.token_mean(name)
+        mean = measured.token_mean(name)
+        return mean if name in SIGNED else from_zero(mean)
     if name in measured.extremes:
         return _plain(measured, measured.extremes[name])
     return OTHERS[name](measured)
+
+
+def from_zero(interval: Interval) -> Interval:
+    """The interval of a mean of numbers that are never below 0."""
+    return replace(interval, low=float(np.maximum(interval.low, 0.0)))  # NaN stays NaN
 
 
 def _plain(measured: Measured, value: float) -> Interval:

@@ -188,7 +188,8 @@ def _labelled(tokens: _Tokens) -> Iterator[Place]:
     longest = int(tokens.length_S.max())
     code_S = (tokens.length_S == longest).astype(np.int64)
     if code_S.sum() >= 3:
-        yield from _of_labels(tokens, "longest", code_S, ["other", f"{longest}"])
+        places = _of_labels(tokens, "longest", code_S, ["other", f"{longest}"])
+        yield from (place for place in places if place.chosen_T[code_S[tokens.sequence_T] == 1].any())
 
 
 def _of_labels(tokens: _Tokens, grouping: str, code_S: IntArray, words: list[str], name: str = "") -> Iterator[Place]:
