@@ -1,10 +1,13 @@
 """Hostile logs end in a sentence or in the right reading: `tests/fuzz/hostile_logs.py` makes them from a seed."""
 
+import subprocess
+import sys
 from pathlib import Path
 from random import Random
 
+import hostile_logs
 import pytest
-from hostile_logs import HOSTILE, REFUSED, SECONDS, TIMES, judge, judged
+from hostile_logs import HOSTILE, REFUSED, TIMES, judge, judged
 
 LARGE = {
     *("gzip_bombs", "bombs_in_tables", "xz_and_zstd_bombs", "zip_bombs", "equal_numbers", "tensors_that_are_expanded"),
@@ -21,10 +24,12 @@ def test_a_sample_of_hostile_logs() -> None:
 
 @pytest.mark.slow
 def test_all_hostile_logs_within_a_minute_and_two_gigabytes() -> None:
-    verdicts = list(judged(0, list(HOSTILE), apart=True))
-    assert len(verdicts) == TIMES * len(HOSTILE) >= 150
-    assert [verdict for verdict in verdicts if verdict.fault] == []
-    assert max(verdict.seconds for verdict in verdicts) < SECONDS
+    """In a process of its own: what this one has imported would count as each log's memory."""
+    ended = subprocess.run([sys.executable, hostile_logs.__file__], capture_output=True, text=True, check=False)
+    *verdicts, last = ended.stdout.splitlines()
+    bad = [line for line in verdicts if ": well: " not in line]
+    assert ended.returncode == 0, (bad, ended.stderr)
+    assert last.startswith(f"{TIMES * len(HOSTILE)} hostile logs, 0 faults") and TIMES * len(HOSTILE) >= 150
 
 
 def test_the_judge_sees_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
