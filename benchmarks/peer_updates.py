@@ -114,14 +114,11 @@ def clip_of(preset: str) -> Clip:
 def ours_of_updates(framework: str, seed: int) -> dict[tuple[str, str], float]:
     """Our numbers of an update under the framework's names, as `report/aliases.yaml` relates them."""
     step = Step(seed)
+    per_token = RESPONSES / step.mask_NL.sum().item()
     if framework == "TRL":
         policy = Policy(step.weight_VD)
         take_update(step, policy, clip_of("trl/default_1.16"))
         ours = take_update(step, policy, clip_of("trl/default_1.16"))
-    else:
-        ours = take_update(step, Policy(step.moved_VD), clip_of("verl/default"))
-    per_token = RESPONSES / step.mask_NL.sum().item()
-    if framework == "TRL":
         values = {
             "loss": ours["train/loss"] * per_token,
             "clip_ratio/region_mean": ours["policy/clip_fraction"],
@@ -130,6 +127,7 @@ def ours_of_updates(framework: str, seed: int) -> dict[tuple[str, str], float]:
             "learning_rate": ours["train/learning_rate"],
         }
     else:
+        ours = take_update(step, Policy(step.moved_VD), clip_of("verl/default"))
         values = {
             "actor/pg_loss": ours["train/loss"] * per_token,
             "actor/pg_clipfrac": ours["policy/clip_fraction"],

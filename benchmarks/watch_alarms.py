@@ -23,9 +23,10 @@ import watch_runs
 from scipy import stats
 from table import show
 
+from tailrl.diagnosis.parts import part_of
 from tailrl.runtime.seeding import derive_seed
 from tailrl.watch.alarms import Alarms, Step
-from tailrl.watch.files import Folder, Item, Metrics, Tokens, select
+from tailrl.watch.files import Folder, Item, Metrics, Tokens
 from tailrl.watch.follow import Open
 
 SEED = 46
@@ -76,7 +77,7 @@ def drawn(items: Sequence[Item], random: np.random.Generator) -> Iterator[Item]:
     for number, prompt in enumerate(random.choice(every, len(every)).tolist()):
         for item in responses:
             if (item.prompt_S == prompt).any():
-                part = select(item.log, item.prompt_S == prompt)
+                part = part_of(item.log, (item.prompt_S == prompt)[item.log.sequence_T])
                 again_S = np.full(len(part.start_S), prompt + number, np.int64)
                 yield dataclasses.replace(item, log=part, prompt_S=again_S)
 

@@ -5,7 +5,6 @@ place, and one that was cut or replaced is read anew. Other kinds are read whole
 taken before is left out.
 """
 
-import itertools
 import json
 import math
 import os
@@ -21,6 +20,7 @@ import yaml
 from tailrl.curves.history import History, flat_row, read_history
 from tailrl.curves.names import is_learning_rate, known_metric, step_names
 from tailrl.diagnosis.log import Log
+from tailrl.diagnosis.parts import part_of
 from tailrl.diagnosis.readers import step_in_name
 from tailrl.diagnosis.tables import read_table
 from tailrl.runtime.errors import StudyError, one_line, reason, say
@@ -239,7 +239,7 @@ class Folder:
             chosen_S = np.arange(count) >= first
             step_S = np.where(np.isnan(log.step_S), float(self.unnumbered // ROWS_A_STEP), log.step_S)
             for step in np.unique(step_S[chosen_S]).tolist():
-                part = select(log, chosen_S & (step_S == step))
+                part = part_of(log, (chosen_S & (step_S == step))[log.sequence_T])
                 yield Tokens(file, step, part, np.zeros(len(part.start_S), np.int64))
         if number > taken:
             # A file without steps is one step.
@@ -328,20 +328,3 @@ def _prompt(row: Mapping[str, Any], log: Log) -> int:
         if isinstance(value, list) and len(value) > len(response) and value[-len(response) :] == response:
             return digest(json.dumps(value[: -len(response)], default=str).encode())
     return 0
-
-
-def select(log: Log, chosen_S: np.ndarray[Any, np.dtype[np.bool_]]) -> Log:
-    """The chosen sequences of a log."""
-    chosen_T = chosen_S[log.sequence_T]
-    length_S = np.bincount(log.sequence_T, minlength=len(log.start_S))[chosen_S]
-    start_S = np.concatenate([[0], np.cumsum(length_S)[:-1]]).astype(np.int64)
-    columns: dict[str, Any] = {}
-    for name in Log.__dataclass_fields__:
-        values = getattr(log, name)
-        chosen_X = chosen_S if name.endswith("_S") else chosen_T
-        if isinstance(values, tuple):
-            columns[name] = tuple(itertools.compress(values, chosen_X.tolist()))
-        else:
-            columns[name] = values[chosen_X]
-    columns |= {"start_S": start_S, "sequence_T": np.repeat(np.arange(len(start_S)), length_S)}
-    return Log(**columns)
