@@ -226,6 +226,8 @@ def test_our_own_names_are_known_metrics() -> None:
         "mismatch_k3": "k3",
         "recall_k1": None,
         "topk3": None,
+        "policy/reference_k3": None,
+        "train/ref/k3": None,
     }
     for name, of in names.items():
         metric = known_metric(name)

@@ -52,7 +52,8 @@ def _table() -> dict[str, Any]:
     return dict(yaml.safe_load(text))
 
 
-OWN = re.compile(r"(?:^|[/_.])(?P<name>k3|abs_logp)$|^(?P<whole>k1)$")  # `k1` may end other words, so it stands alone
+# `k1` may end other words, so it stands alone. A k3 to a reference policy is no mismatch.
+OWN = re.compile(r"(?:^|(?<!ref)(?<!reference)[/_.])(?P<name>k3|abs_logp)$|^(?P<whole>k1)$")
 
 
 def known_metric(name: str) -> Metric | None:
