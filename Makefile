@@ -82,6 +82,7 @@ verl: venv  ## the plugin for verl with verl's own engine, trainers, workers and
 	$(VENV)-verl/bin/python -m pytest -q tests/verl $(ARGS)
 
 trl: venv  ## the tests of tailrl.trl with several versions of TRL: ten minutes
+	$(ADD) envs/trl.txt
 	$(IN_VENV) python benchmarks/trl_versions.py --out docs/results/trl_versions.csv $(ARGS)
 
 chaos: venv  ## kill a small study 100 times; it must end as an undisturbed one: an hour, or 20 minutes with ARGS="--engine exact"

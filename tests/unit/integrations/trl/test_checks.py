@@ -100,7 +100,7 @@ def server(mode: str) -> SimpleNamespace:
 
 def trainer_of(**settings: Any) -> SimpleNamespace:
     plain: dict[str, Any] = {"accelerator": SimpleNamespace(is_main_process=True)}
-    plain |= {"aux_loss_enabled": False, "is_fsdp_enabled": False, "is_deepspeed_enabled": False}
+    plain |= {"aux_loss_enabled": False, "is_fsdp_enabled": False}
     return SimpleNamespace(**(plain | {"use_vllm": True, "vllm_mode": "colocate"} | settings))
 
 
@@ -109,8 +109,6 @@ def trainer_of(**settings: Any) -> SimpleNamespace:
     [
         ({}, {"text": LlamaConfig()}, "multimodal"),
         ({"aux_loss_enabled": True}, {}, "router_aux_loss_coef"),
-        ({"is_fsdp_enabled": True}, {}, "FSDP"),
-        ({"is_deepspeed_enabled": True}, {}, "DeepSpeed"),
         ({"vllm_mode": "server", "vllm_generation": server("raw_logprobs")}, {}, "raw_logprobs"),
         ({}, {"logits_scaling": 8.0}, r"^logits_scaling: 8\.0"),
         ({}, {"final_logit_softcapping": 30.0}, r"^final_logit_softcapping: 30\.0"),
