@@ -19,7 +19,7 @@ STEPS, BREAKS_AT = 9, 7
 
 
 class Engine:
-    """TRL's vLLM generation without vLLM: log-probs near the tiny policy's, which is nearly uniform, until it breaks."""
+    """TRL's vLLM generation without vLLM: log-probs near the tiny policy's until it breaks."""
 
     def __init__(self, **_: Any) -> None:
         self.calls = 0
@@ -72,11 +72,8 @@ def test_an_engine_that_breaks_raises_what_watch_raises(
     assert [line["tailrl/alarms"] for line in history] == [
         sum(step == number for number, _ in raised) for step in range(STEPS)
     ]
-    watched = {
-        (judged.step.number, alarm.name)
-        for judged in Watch(tmp_path / "log").look(whole=True)
-        for alarm in judged.alarms
-    }
+    judged = Watch(tmp_path / "log").look(whole=True)
+    watched = {(one.step.number, alarm.name) for one in judged for alarm in one.alarms}
     assert raised == watched
     for step, line in enumerate(history):
         assert line["tailrl/mean_abs"] > 1 if step >= BREAKS_AT else line["tailrl/mean_abs"] < 1

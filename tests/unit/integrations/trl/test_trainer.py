@@ -282,7 +282,7 @@ def test_nothing_to_learn_from(
 
 def test_the_lines_that_a_user_copies(policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the tutorial, on the tiny policy, two steps, in the mixed precision that TRL has by itself."""
-    [code] = blocks("tutorials/train-with-trl.md", "python")
+    code, with_alarms = blocks("tutorials/train-with-trl.md", "python")
     small = "max_completion_length=4, max_steps=2, use_cpu=True, save_strategy='no', report_to='none'"
     code = code.replace("max_completion_length=512", small).replace("Qwen/Qwen3-0.6B", str(policy_folder))
     names: dict[str, Any] = {"reward": reward, "problems": Dataset.from_dict({"prompt": ["1+2=", "3+4="]})}
@@ -290,6 +290,8 @@ def test_the_lines_that_a_user_copies(policy_folder: Path, tmp_path: Path, monke
     exec(code, names)
     trainer = names["trainer"]
     assert trainer.args.bf16 and trainer.state.global_step == 2
+    exec(with_alarms, names)
+    assert names["Trainer"].__name__ == "WatchedLoggedDVPRLOOTrainer"
     [line] = [line for line in trainer.state.log_history if "rollout_corr/k3_kl" in line]
     # It samples in float32 and trains in bfloat16.
     assert 1e-9 < line["rollout_corr/k3_kl"] < 1e-3

@@ -62,7 +62,7 @@ def _problems_of_sampling(args: Any, rho: float) -> Iterable[str]:
 def _problems_of_objective(args: Any) -> Iterable[str]:
     """Settings with which TRL would add a term or a weight of its own."""
     if args.beta:
-        yield f"beta: {args.beta}: a reference has another safe set, and its KL is infinite at a token outside it; set beta=0.0"
+        yield f"beta: {args.beta}: the reference has a safe set of its own; the KL is infinite outside it; set beta=0.0"
     if args.use_liger_kernel:
         yield "use_liger_kernel: the log-probs are the constrained objective's own, not Liger's; leave it out"
     loss = getattr(args, "loss_type", None)
