@@ -36,7 +36,7 @@ class DVPTrainer(Trainer):
     """`log_rho`, `correction` and `temperature` are those of the sampler and of the objective."""
 
     log_rho = math.log(0.5)
-    correction = Correction(sequence="mis", veto=1e-4)
+    correction = Correction(sequence="tis", veto=1e-4)
     temperature = 1.0
 
     def compute_loss(self, model: Any, inputs: dict[str, Tensor], return_outputs: bool = False, **_: Any) -> Any:

@@ -1,4 +1,4 @@
-"""vLLM's own `min_p` with `logprobs_mode=processed_logprobs`: log π'^mp of `tailrl.losses`, for a trainer of one's own."""
+"""vLLM's own `min_p` with `logprobs_mode=processed_logprobs` is log π'^mp as `tailrl.losses` defines it."""
 
 import math
 from pathlib import Path
