@@ -36,7 +36,7 @@ class DVPTrainer(Trainer):
     """`log_rho`, `correction` and `temperature` are those of the sampler and of the objective."""
 
     log_rho = math.log(0.5)
-    correction = Correction(sequence="tis", veto=1e-4)
+    correction = Correction(sequence="mis", veto=1e-4)
     temperature = 1.0
 
     def compute_loss(self, model: Any, inputs: dict[str, Tensor], return_outputs: bool = False, **_: Any) -> Any:
@@ -81,7 +81,7 @@ def make_trainer(model: Any, rows: list[dict[str, Any]], out: str, **settings: A
 def small_model(vocabulary: int) -> LlamaForCausalLM:
     """A random Llama of two layers."""
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=vocabulary, num_key_value_heads=2, initializer_range=0.08, **sizes))
+    return LlamaForCausalLM(LlamaConfig(vocab_size=vocabulary, num_key_value_heads=2, initializer_range=0.03, **sizes))
 
 
 if __name__ == "__main__":
