@@ -248,6 +248,30 @@ def test_the_policys_own_updates_are_no_mismatch(
         assert line["dvp/sampled_outside_train_support_count"] == 0
 
 
+@pytest.mark.parametrize("kind", TRAINERS)
+def test_advantages_are_of_the_weighted_sum_of_several_rewards(
+    policy_folder: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, kind: str
+) -> None:
+    """RLOO's: the sum minus the mean of the group's others. GRPO's: minus the mean of all, over their deviation."""
+    sampled: list[list[int]] = []
+
+    def first_token(completion_ids: Any, **_: Any) -> list[float]:
+        sampled[:] = completion_ids
+        return [float(tokens[0] % 7) for tokens in completion_ids]
+
+    given = {"reward_funcs": [reward, first_token]}
+    trainer = make_trainer(kind, policy_folder, tokenizer, tmp_path, given=given, reward_weights=[1.0, 0.5])
+    batch = trainer._generate_and_score_completions([{"prompt": "1+2="}] * 4 + [{"prompt": "8-9="}] * 4)
+    total = torch.tensor([sum(tokens) % 2 + 0.5 * (tokens[0] % 7) for tokens in sampled]).view(2, 4)
+    centred = total - total.mean(1, keepdim=True)
+    expected = centred * 4 / 3 if kind == "rloo" else centred / (total.std(1, keepdim=True) + 1e-4)
+    torch.testing.assert_close(batch["advantages"], expected.flatten())
+    trainer.train()
+    [line, _] = [line for line in trainer.state.log_history if "rewards/first_token/mean" in line]
+    assert line["reward"] == pytest.approx(line["rewards/reward/mean"] + 0.5 * line["rewards/first_token/mean"])
+    assert 0 < line["grad_norm"] < math.inf and 0 <= line["rollout_corr/k3_kl"] < 1e-9
+
+
 def test_a_batchs_metrics_stay_as_the_policy_moves(
     exact: PreTrainedModel, policy_folder: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:

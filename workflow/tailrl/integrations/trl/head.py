@@ -45,7 +45,7 @@ def score_constrained(model: PreTrainedModel, log_rho: float, temperature: float
         return self.get_output_embeddings()(hidden_TH, scored_T=scored_NC[scored_mask_NC])
 
     @functools.wraps(type(head).forward)
-    def head_forward(self: nn.Module, hidden: Tensor, scored_T: Tensor | None = None) -> Any:
+    def head_forward(self: nn.Linear, hidden: Tensor, scored_T: Tensor | None = None) -> Any:
         """The head's own forward; with int64 `scored_T`, the fields of `TokenLogprobs` from hidden states [T, H]."""
         if scored_T is None:
             return plain_head(hidden)
