@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from accelerate import DistributedType, PartialState
+from peft import LoraConfig, TaskType
 from ranks_fixture import on_ranks
 from step_fixture import DVP, make_rollouts, run_of, samples_of
 from torch.distributed.fsdp import FullyShardedDataParallel
@@ -208,3 +209,29 @@ def test_steps_with_trls_own_generation(
         for line in steps:
             assert 0 <= line["rollout_corr/k3_kl"] < (1e-3 if bf16 else 1e-9)
             assert 0 < line["dvp/kept_mass_train_mean"] < 1 and line["grad_norm"] > 0
+
+
+@pytest.mark.parametrize("way", ["fsdp2", "zero3"])
+def test_a_step_of_lora(
+    untied: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, way: str
+) -> None:
+    """W + s B A with B = 0: the step moves B by s G Aᵀ, with the study's gradient G, and A not at all.
+
+    With FSDP 2, PEFT's `generate` goes past the module that gathers the weights, with TRL alone too: take vLLM.
+    """
+    environment, settings = sharded(way)
+    adapters = LoraConfig(r=4, lora_alpha=8, task_type=TaskType.CAUSAL_LM, target_modules=["q_proj", "v_proj"])
+    settings |= {"loss_type": "dapo", "given": {"peft_config": adapters}}
+    ranks = on_ranks(RANKS, tmp_path, take_step, "grpo", untied, tokenizer, tmp_path, environment, settings)
+    rollouts, advantages = make_rollouts(RESPONSES)
+    run = run_of({"vocabulary": DVP, "correction": MIS}, temperature=TEMPERATURE)
+    accumulate_gradients(model, samples_of(rollouts, advantages, run), run, Stopwatch(), StepRecord())
+    scale = RESPONSES / sum(len(one.tokens) for one in rollouts)
+    for rank in ranks:
+        moved = {name: weight for name, weight in rank["weights"].items() if "lora_B" in name}
+        assert len(moved) == 4
+        for name, weight in moved.items():
+            whole = model.get_parameter(name.removeprefix("base_model.model.").replace("lora_B.default.", "")).grad
+            assert whole is not None
+            expected = -RATE * scale * 2 * whole @ rank["weights"][name.replace("lora_B", "lora_A")].T
+            torch.testing.assert_close(weight, expected, rtol=1e-4, atol=1e-5 * expected.abs().max().item())
