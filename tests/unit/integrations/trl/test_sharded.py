@@ -41,6 +41,7 @@ WAYS = {
 FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_CPU_RAM_EFFICIENT_LOADING": "false"}
 BY_LAYER = {"FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP", "FSDP_TRANSFORMER_CLS_TO_WRAP": "LlamaDecoderLayer"}
 HEAD_TOO = BY_LAYER | {"FSDP_TRANSFORMER_CLS_TO_WRAP": "LlamaDecoderLayer,Linear"}
+ADAPTERS = LoraConfig(r=4, lora_alpha=8, task_type=TaskType.CAUSAL_LM, target_modules=["q_proj", "v_proj"])
 ENVIRONMENTS = {
     "fsdp2": FSDP | BY_LAYER | {"FSDP_VERSION": "2"},
     "fsdp2, the head too": FSDP | HEAD_TOO | {"FSDP_VERSION": "2"},
@@ -193,17 +194,18 @@ def test_a_step_is_the_studys(
     assert metrics[OUTSIDE_COUNT] > 0
 
 
-@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("kind", ["float32", "bf16", "lora"])
 @pytest.mark.parametrize("way", WAYS)
 def test_steps_with_trls_own_generation(
-    untied: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, way: str, bf16: bool
+    untied: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, way: str, kind: str
 ) -> None:
     """In bfloat16 too the log-probs stay float32: FSDP2 by itself would round them to 0.03 nats."""
     environment, settings = sharded(way)
-    settings |= {"bf16": bf16}
+    bf16 = kind == "bf16"
+    settings |= {"bf16": bf16, "given": {"peft_config": ADAPTERS} if kind == "lora" else {}}
     ranks = on_ranks(RANKS, tmp_path, take_sampled_steps, untied, tokenizer, tmp_path, environment, settings)
     for rank in ranks:
-        assert rank["model"] == WAYS[way] and set(rank["dtypes"]) == {torch.float32}
+        assert rank["model"][1] == WAYS[way][1] and set(rank["dtypes"]) == {torch.float32}
         steps = [line for line in rank["log"] if "rollout_corr/k3_kl" in line]
         assert len(steps) == 2
         for line in steps:
@@ -215,13 +217,9 @@ def test_steps_with_trls_own_generation(
 def test_a_step_of_lora(
     untied: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, way: str
 ) -> None:
-    """W + s B A with B = 0: the step moves B by s G Aᵀ, with the study's gradient G, and A not at all.
-
-    With FSDP 2, PEFT's `generate` goes past the module that gathers the weights, with TRL alone too: take vLLM.
-    """
+    """W + s B A with B = 0: the step moves B by s G Aᵀ, with the study's gradient G, and A not at all."""
     environment, settings = sharded(way)
-    adapters = LoraConfig(r=4, lora_alpha=8, task_type=TaskType.CAUSAL_LM, target_modules=["q_proj", "v_proj"])
-    settings |= {"loss_type": "dapo", "given": {"peft_config": adapters}}
+    settings |= {"loss_type": "dapo", "given": {"peft_config": ADAPTERS}}
     ranks = on_ranks(RANKS, tmp_path, take_step, "grpo", untied, tokenizer, tmp_path, environment, settings)
     rollouts, advantages = make_rollouts(RESPONSES)
     run = run_of({"vocabulary": DVP, "correction": MIS}, temperature=TEMPERATURE)
