@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+LIST = Path(__file__).parents[2] / "envs/verl.txt"
 NAME_A_TRAINER = "from verl.trainer.ppo.v1 import get_trainer_cls; print(get_trainer_cls('tailrl').__name__)"
 
 
@@ -70,6 +71,14 @@ def test_pip_refuses_a_study_beside_verl(tmp_path: Path) -> None:
     assert (
         both.returncode == 1 and "ResolutionImpossible" in both.stderr and "transformers" in both.stdout + both.stderr
     )
+
+
+def test_verl_allows_what_it_is_tested_with() -> None:
+    """Two tensordicts answer differently; a user has the one that verl allows. Transformers is the study's."""
+    allowed = {one.name: one.specifier for one in map(Requirement, requires("verl") or ()) if not one.marker}
+    pinned = dict(line.split()[0].split("==") for line in LIST.read_text().splitlines() if "==" in line.split("#")[0])
+    wrong = {name: number for name, number in pinned.items() if name in allowed and number not in allowed[name]}
+    assert "tensordict" in pinned and not wrong
 
 
 def test_importing_verl_imports_no_trainer_of_ours() -> None:

@@ -156,7 +156,7 @@ def _read(batch: Any, fields: list[str]) -> dict[str, list[Any]]:
     columns = {}
     for name in fields:
         if name in data.keys():  # noqa: SIM118 a TensorDict is no dictionary
-            values = data[name]
+            values = data.get(name)  # of words, `data[name]` is a list or not, by the version of tensordict
             columns[name] = list(values.unbind()) if isinstance(values, Tensor) else values.tolist()
     return columns
 
