@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from vllm import LLM, SamplingParams, TokensPrompt
@@ -14,9 +15,11 @@ from tailrl.runtime.errors import StudyError, reason
 class LayersExtension:
     """Methods added to vLLM's worker."""
 
+    model_runner: Any
+
     def start_recording(self) -> None:
         """From now on the worker keeps what its model's layers give."""
-        self.recording = recorded(self.model_runner.get_model())  # type: ignore[attr-defined]
+        self.recording = recorded(self.model_runner.get_model())
         self.outputs = self.recording.__enter__()
 
     def take_outputs(self) -> Outputs:
