@@ -54,12 +54,16 @@ def engine_outputs(folder: Path, sequences: Sequence[Sequence[int]], dtype: str)
         )
     except (OSError, ValueError, RuntimeError, AssertionError) as error:
         raise StudyError(f"{folder}: vLLM could not start with this policy: {reason(error)}") from error
-    engine.collective_rpc("start_recording")
+    try:
+        engine.collective_rpc("start_recording")
+        return [_outputs(engine, ids) for ids in sequences]
+    finally:
+        engine.llm_engine.engine_core.shutdown()
+
+
+def _outputs(engine: LLM, ids: Sequence[int]) -> Outputs:
     once = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, detokenize=False)
-    found = []
-    for ids in sequences:
-        engine.generate([TokensPrompt(prompt_token_ids=list(ids))], once, use_tqdm=False)
-        [outputs] = engine.collective_rpc("take_outputs")
-        # A step that was scheduled ahead may have run one token more.
-        found.append({name: rows_PH[: len(ids)] for name, rows_PH in outputs.items()})
-    return found
+    engine.generate([TokensPrompt(prompt_token_ids=list(ids))], once, use_tqdm=False)
+    [outputs] = engine.collective_rpc("take_outputs")
+    # A step that was scheduled ahead may have run one token more.
+    return {name: rows_PH[: len(ids)] for name, rows_PH in outputs.items()}
