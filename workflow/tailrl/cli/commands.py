@@ -350,6 +350,14 @@ def probe(
     log: Annotated[
         Path | None, Option(metavar="FILE", help="for the tokens: .jsonl or .parquet, which `tailrl diagnose` reads")
     ] = None,
+    experiment: Annotated[
+        bool,
+        Option(
+            "--experiment/--no-experiment",
+            help="where the sides differ by more than rounding, recompute the log under many hypotheses, as "
+            "`tailrl explain` does",
+        ),
+    ] = True,
     largest: Largest = None,
     least: Least = None,
     json_file: Json = None,
@@ -378,8 +386,11 @@ def probe(
     from tailrl.diagnosis.log_files import check_log_name, write_log
     from tailrl.diagnosis.page import terminal_page
     from tailrl.diagnosis.record import log_record
+    from tailrl.explanation.explanation import explain_mismatch
+    from tailrl.explanation.page import as_data as explanation_data
+    from tailrl.explanation.page import markdown
     from tailrl.planning.fits import check_sampling
-    from tailrl.probes.model.page import diagnose_probe, probe_page
+    from tailrl.probes.model.page import TITLE, diagnose_probe, probe_page
     from tailrl.probes.model.probe import probe_model
 
     if log is not None:
@@ -390,10 +401,12 @@ def probe(
         write_log(probed.rows, log)
     diagnosis = diagnose_probe(probed)
     judgements = judge(diagnosis.measured, limits)
-    page = probe_page(probed, diagnosis, judgements) if out else None
-    _give(
-        Answer(terminal_page(diagnosis, out, judgements), page, log_record(diagnosis, judgements)), out, as_data, data
-    )
+    explanation = explain_mismatch(TITLE, probed.rows, model) if experiment else None
+    section = markdown(explanation) if explanation else ""
+    page = probe_page(probed, diagnosis, judgements, section) if out else None
+    record = log_record(diagnosis, judgements)
+    record = record.model_copy(update={"experiment": explanation and explanation_data(explanation)})
+    _give(Answer(terminal_page(diagnosis, out, judgements) + section, page, record), out, as_data, data)
 
 
 def watch(
@@ -459,7 +472,17 @@ def explain(
     hypothesis: Annotated[
         list[str] | None, Option(metavar="MODULE:NAME", help="a hypothesis of your own; may be repeated")
     ] = None,
-    tokens_scored: Annotated[int, Option("--tokens", parser=tokens, metavar="N", help="that are computed")] = 1000,
+    compare: Annotated[
+        str | None,
+        Option(
+            metavar="vllm[=FOLDER]",
+            help="where nothing reproduces the log, run vLLM too, with the model or the checkpoint in FOLDER: at which "
+            "layer does it part from the model?",
+        ),
+    ] = None,
+    tokens_scored: Annotated[
+        int, Option("--tokens", parser=tokens, metavar="N", help="that are computed at most")
+    ] = 1000,
     columns: Annotated[
         str | None, Option(metavar="ROLE=NAME,...", help="the file's own names, as `tailrl diagnose` takes them")
     ] = None,
@@ -486,6 +509,7 @@ def explain(
         others=other or (),
         adapters=adapter or (),
         hypotheses=hypothesis or (),
+        compare=compare,
         tokens=tokens_scored,
     )
     print(as_json(explanation) if json_file == "-" else text(explanation), end="")

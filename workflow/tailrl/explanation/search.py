@@ -54,24 +54,25 @@ class Laboratory:
     Attributes:
         scorer: the model.
         chosen: the responses.
+        parts: laboratories for some of the responses of a log, which its samples and both sides share.
     """
 
     scorer: Scorer
     chosen: Sequence[Scored]
     seen: Callable[[int], object] = int
+    parts: dict[tuple[int, ...], "Laboratory"] = field(default_factory=dict)
     _rows: dict[World, Rows | None] = field(default_factory=dict)
     _predicted: dict[World, FloatArray | None] = field(default_factory=dict)
     pinned: set[World] = field(default_factory=lambda: {AS_IT_IS})
-    _parts: dict[tuple[int, ...], "Laboratory"] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.start_S = np.cumsum([0, *(len(one.position_T) for one in self.chosen)])
         self.sequence_T = np.repeat(np.arange(len(self.chosen)), np.diff(self.start_S))
 
     def part(self, chosen: Sequence[Scored]) -> "Laboratory":
-        """A laboratory for some of the responses; both sides share it, and so its forwards."""
+        """A laboratory for some of the responses, with the forwards that it has run already."""
         key = tuple(one.response.number for one in chosen)
-        return self._parts.setdefault(key, Laboratory(self.scorer, chosen, self.seen))
+        return self.parts.setdefault(key, Laboratory(self.scorer, chosen, self.seen, self.parts))
 
     def column(self, side: str) -> FloatArray:
         """The logged numbers of a side, nats [T]."""
@@ -88,6 +89,10 @@ class Laboratory:
             for key in kept[: -KEPT_ROWS or None]:
                 del self._rows[key]
         return self._rows[forward]
+
+    def forget_rows(self) -> None:
+        """Frees the memory of all rows; what was predicted stays."""
+        self._rows.clear()
 
     def predicted(self, world: World) -> FloatArray | None:
         """What the column would hold, nats [T], NaN where the world says nothing; None where it does not apply."""
@@ -138,7 +143,7 @@ class Court:
 
     def __init__(self, laboratory: Laboratory, side: str, scale_T: FloatArray, screen: "Court | None" = None) -> None:
         """`screen`: a court over few tokens, which spares forwards under hypotheses that fail there."""
-        self.laboratory, self.screen = laboratory, screen
+        self.laboratory, self.side, self.screen = laboratory, side, screen
         self.column_T = laboratory.column(side)
         self.scale_T = scale_T
         self.sequences = int(laboratory.sequence_T.max()) + 1
@@ -301,6 +306,13 @@ def search(court: Court, hypotheses: Sequence[Hypothesis], rounding: Callable[[W
         reference = _best_benign(court, world, benign)
     world = _pruned(court, world)
     return Found(world, _best_benign(court, world, benign), tuple(singles))
+
+
+def nearest_rounding(court: Court, hypotheses: Sequence[Hypothesis]) -> World:
+    """The benign change that reproduces the column best, if one does so clearly; judged on the scale of the column."""
+    scale_T = court.scale_T * court.residual(AS_IT_IS) / court.scale_T.mean()
+    finer = Court(court.laboratory, court.side, scale_T)
+    return _best_benign(finer, AS_IT_IS, [one for one in hypotheses if one.entry.benign])
 
 
 def _is_better(court: Court, judged: Judged, than: World) -> bool:
