@@ -1,9 +1,10 @@
 """What the diagnosis answers to logs of known cause, and the tables that are published of it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from exam_faults import Case
@@ -12,28 +13,42 @@ from scipy.special import softmax
 from table import write_csv
 
 from tailrl.artifacts.metrics import FloatArray
-from tailrl.diagnosis.causes import LEAST_SURE, Cause, cause_words, find_causes
+from tailrl.diagnosis.causes import LEAST_SURE, Cause, cause_words, find_causes, fitting
+from tailrl.diagnosis.diagnosis import diagnose_parts
+from tailrl.diagnosis.log import Log
 from tailrl.diagnosis.measure import Measured, measure
 from tailrl.diagnosis.metrics import quantity
+from tailrl.diagnosis.parts import part_of
 from tailrl.stats.intervals import Interval, share_interval
 
 MATTERS = 10.0
 """A case counts where k3 is so many times that of the trainer against itself."""
 
 BOTH, NEW = "two causes, both named", "mistakes of new kinds"
-"""Shares that have no limit of their own: of two causes, and of mistakes of a kind that no settling log has."""
+"""Shares of two causes, and of mistakes of a kind that no settling log has."""
 
-SURE_EDGES = (0.0, 0.5, 0.7, 0.9, 1.0)
+SURE_EDGES = (0.0, 0.3, 0.5, 0.7, 0.9, 1.0)
 """Bins of how sure the first answer is."""
+
+ALL, CLEAN, FIRST = "all causes", "clean logs", "the planted cause first"
+TWO, WEIGHTS = "answers with two causes", "weights where a fix is due"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A case with its diagnosis; `first` is `none` where nothing is named."""
+    """A case with its diagnosis.
+
+    Attributes:
+        causes: the most probable first, of the whole log or of the place that has most of the mismatch.
+        named: the causes that the page leaves open: one, or several of which it cannot tell which.
+        weights: whether a remedy is advised though the cause is one to fix.
+    """
 
     case: Case
     k3: float
     causes: tuple[Cause, ...] = field(default=())
+    named: tuple[str, ...] = field(default=())
+    weights: bool = False
 
     @property
     def truth(self) -> str:
@@ -49,9 +64,16 @@ class Answer:
         return self.causes[0].name if self.causes else "none"
 
     @property
-    def right(self) -> bool:
+    def first_right(self) -> bool:
         """Whether the first-named cause is a planted one; of a clean log, whether none is named."""
         return self.first in (self.case.truth or ("none",))
+
+    @property
+    def right(self) -> bool:
+        """Whether one or two causes are named and a planted one is among them; of a clean log, whether none is named."""
+        if not self.case.truth:
+            return not self.causes
+        return len(self.named) in (1, 2) and bool({*self.named} & {*self.case.truth})
 
     @property
     def all_named(self) -> bool:
@@ -71,32 +93,51 @@ def measured_of(case: Case) -> Measured:
     return measure([("exam", case.log)])
 
 
-def answer(case: Case) -> Answer:
-    """The diagnosis of a case."""
-    measured = measured_of(case)
+def answer(case: Case, fix: Sequence[str]) -> Answer:
+    """The diagnosis of a case; `fix`: names of what was planted that is to be fixed, and needs no weights."""
+    found = diagnose_parts([("exam", case.log)])
+    # Where a part of each response holds the mismatch and tells no cause, what is told is of the other tokens.
+    causes = found.causes or found.elsewhere
+    named = fitting(causes, found.measured.signals)
+    due = bool({*(case.planted or case.truth)} & {*fix})
+    return Answer(
+        case, quantity(found.measured, "k3").mean, causes, named, weights=due and found.advice.kind == "remedy"
+    )
+
+
+def answer_few(case: Case, tokens: int) -> Answer:
+    """The causes that the first responses of a log tell, with so many tokens."""
+    measured = measured_of(replace(case, log=first_tokens(case.log, tokens)))
     return Answer(case, quantity(measured, "k3").mean, find_causes(measured))
+
+
+def first_tokens(log: Log, tokens: int) -> Log:
+    """The first so many tokens of a log."""
+    return part_of(log, np.arange(len(log.sequence_T)) < tokens)
 
 
 def group_rows(answers: Sequence[Answer]) -> list[dict[str, object]]:
     """Each group's cases, how many were answered rightly, and Wilson's interval; all causes together; clean logs; and
-    two parts that have no limit, BOTH and NEW."""
+    parts: BOTH, NEW, the first-named cause alone, answers with two causes, and weights where a fix is due."""
     counted = [one for one in answers if one.matters]
     groups = {name: [one for one in counted if one.group == name] for name in dict.fromkeys(a.group for a in counted)}
     clean = groups.pop("none", [])
-    chosen = {"all causes": [one for own in groups.values() for one in own], **groups, "clean logs": clean}
-    rows = []
-    for name, own in chosen.items():
-        if own:
-            share = share_interval(sum(one.right for one in own), len(own))
-            rows.append({"group": name, "cases": len(own), "right": sum(one.right for one in own), **_ends(share)})
-    for name, right in {
+    planted = [one for own in groups.values() for one in own]
+    marks = {ALL: [one.right for one in planted]}
+    marks |= {name: [one.right for one in own] for name, own in groups.items()}
+    marks |= {
+        CLEAN: [one.right for one in clean],
+        FIRST: [one.first_right for one in planted],
+        TWO: [len(one.named) == 2 for one in planted],
+        WEIGHTS: [one.weights for one in planted],
         BOTH: [one.all_named for one in counted if len(one.case.truth) > 1],
         NEW: [one.right for one in counted if one.case.new],
-    }.items():
-        if right:
-            share = share_interval(sum(right), len(right))
-            rows.append({"group": name, "cases": len(right), "right": sum(right), **_ends(share)})
-    return rows
+    }
+    return [
+        {"group": name, "cases": len(own), "right": sum(own), **_ends(share_interval(sum(own), len(own)))}
+        for name, own in marks.items()
+        if own
+    ]
 
 
 def _ends(share: Interval) -> dict[str, str]:
@@ -124,7 +165,7 @@ def left_out_rows(cases: Sequence[Case], logit_CK: FloatArray, columns: Sequence
 def confusion_rows(answers: Sequence[Answer]) -> list[dict[str, object]]:
     """Cases by their truth (rows) and the first-named cause (columns); of two causes the truth is both."""
     counted = [one for one in answers if one.matters]
-    columns = ["none", *(name for name, said in cause_words().items() if not said.by_place)]
+    columns = ["none", *cause_words()]
     rows = []
     for truth in dict.fromkeys(one.truth for one in counted):
         own = [one.first for one in counted if one.truth == truth]
@@ -133,10 +174,10 @@ def confusion_rows(answers: Sequence[Answer]) -> list[dict[str, object]]:
 
 
 def calibration_rows(answers: Sequence[Answer]) -> list[dict[str, object]]:
-    """How sure the first answer was, against how often it was right, over logs with a named cause."""
-    named = [one for one in answers if one.matters and one.causes]
+    """How sure the first answer was, against how often it was right, over logs of a cause that have an answer."""
+    named = [one for one in answers if one.matters and one.causes and one.case.truth]
     sure = np.array([one.causes[0].sure for one in named])
-    right = np.array([one.right for one in named])
+    right = np.array([one.first_right for one in named])
     rows: list[dict[str, object]] = []
     for low, high in pairwise(SURE_EDGES):
         chosen = (sure >= low) & ((sure < high) | (high == 1.0))
@@ -166,6 +207,8 @@ def case_rows(answers: Sequence[Answer]) -> list[dict[str, object]]:
             "noise floor": f"{one.case.floor:.2g}",
             "counts": int(one.matters),
             "first": one.first,
+            "open": " ".join(one.named),
+            "weights": int(one.weights),
             "sure": f"{one.causes[0].sure:.3f}" if one.causes else "",
             "right": int(one.right),
             "named": " ".join(f"{cause.name}:{cause.sure:.2f}" for cause in one.causes),
@@ -175,56 +218,57 @@ def case_rows(answers: Sequence[Answer]) -> list[dict[str, object]]:
 
 
 def publish(
-    answers: Sequence[Answer], limits: Mapping[str, float], notes: str, words: Mapping[str, str], out: Path
+    answers: Sequence[Answer], few: Sequence[tuple[int, Answer]], plan: Mapping[str, Any], out: Path
 ) -> None:
-    """The tables as CSV, and the page; `notes`: what its misses say; `words`: what the faults' settings mean."""
+    """The tables as CSV, and the page. `few`: answers to the first tokens of each log, with their number."""
+    known = {id(one.case): one.matters for one in answers}
+    kept = [(tokens, one) for tokens, one in few if known[id(one.case)]]
+    sizes = dict.fromkeys(tokens for tokens, _ in kept)
+    curves = {"whole": answers, **{str(n): [one for tokens, one in kept if tokens == n] for n in sizes}}
     tables = {
         "groups": group_rows(answers),
         "confusion": confusion_rows(answers),
-        "calibration": calibration_rows(answers),
+        "calibration": [{"tokens": n} | row for n, own in curves.items() for row in calibration_rows(own)],
         "cases": case_rows(answers),
     }
     for name, rows in tables.items():
         write_csv(rows, out / f"{name}.csv")
-    (out / "summary.md").write_text(page(answers, tables, limits, notes, words), encoding="utf-8")
+    (out / "summary.md").write_text(page(answers, tables, plan), encoding="utf-8")
 
 
-def page(
-    answers: Sequence[Answer],
-    tables: Mapping[str, list[dict[str, object]]],
-    limits: Mapping[str, float],
-    notes: str = "",
-    words: Mapping[str, str] | None = None,
-) -> str:
-    """The page of the judged cases, in Markdown."""
+def page(answers: Sequence[Answer], tables: Mapping[str, list[dict[str, object]]], plan: Mapping[str, Any]) -> str:
+    """The page of the judged cases, in Markdown; `plan`: the design."""
     misses = [row for row, one in zip(tables["cases"], answers, strict=True) if one.matters and not one.right]
-    short = [{name: row[name] for name in ("model", "truth", "fault", "k3", "named")} for row in misses]
+    short = [{name: row[name] for name in ("model", "truth", "fault", "k3", "open", "named")} for row in misses]
     confusion = [
         {"planted": row["truth"]} | {name: row[name] or "" for name in row if name != "truth"}
         for row in tables["confusion"]
     ]
+    limits = plan["limits"]
     parts = [
         "# The exam of causes",
         f"{len(answers)} logs of known cause, on models that the rules of `tailrl diagnose` were not settled on. "
-        "`benchmarks/diagnose_exam.yaml` has the design, and was fixed before these logs were diagnosed.",
-        "A case is right if the cause that is named first was planted; a clean log, if none is named. A case counts if "
-        "k3 is above ten times that of the trainer against itself, or if the log itself has a fault. Intervals are "
-        "Wilson's, at 95 %.",
-        f"Limits: {limits['overall']:.0%} of all causes, {limits['group']:.0%} of each group, and at most "
-        f"{limits['false_alarms']:.0%} of clean logs with a cause.",
+        "`benchmarks/diagnose_exam.yaml` has the design, and was fixed before these logs were made and diagnosed.",
+        "An answer is right if the page names one cause and it was planted, or if it leaves two open and one of them was. "
+        "Of a clean log it is right if none is named. A case counts if k3 is above ten times that of the trainer "
+        "against itself, or if the log itself has a fault. Intervals are Wilson's, at 95 %.",
+        f"Limits: {limits['right']:.0%} right; two causes in at most {limits['two']:.0%} of the answers; weights advised "
+        f"where a fix is due in at most {limits['weights']:.0%}; at most {limits['false_alarms']:.1%} of clean logs with "
+        "a cause.",
         _met(tables["groups"], limits),
-        notes,
+        str(plan["notes"]).strip(),
         "## By group",
         _table(tables["groups"]),
         "## What was named first",
         "Rows are what was planted, columns what was named.",
         _table(confusion),
         "## How sure, and how often right",
+        "Of the first-named cause: of whole logs, and of the first tokens of the same logs.",
         _table(tables["calibration"]),
         "## Every miss",
         _table(short) if short else "None.",
         "## What the names mean",
-        _table(_names(answers, words or {})),
+        _table(_names(answers, plan["words"])),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -232,19 +276,15 @@ def page(
 def _met(rows: Sequence[Mapping[str, object]], limits: Mapping[str, float]) -> str:
     """Which limits are met, in a sentence each."""
     share = {str(row["group"]): float(str(row["share"])) for row in rows}
-    alarms = 1 - share.pop("clean logs", 1.0)
-    share = {name: value for name, value in share.items() if name not in (BOTH, NEW)}
-    overall = share.pop("all causes", 0.0)
-    below = [f"{name} ({value:.0%})" for name, value in share.items() if value < limits["group"]]
-    return "\n".join(
-        [
-            f"- All causes: {overall:.1%} named first. "
-            f"The limit is {'met' if overall >= limits['overall'] else '**missed**'}.",
-            f"- Each group: {'**missed** in ' + ', '.join(below) if below else 'the limit is met'}.",
-            f"- Clean logs: {alarms:.1%} with a cause. "
-            f"The limit is {'met' if alarms <= limits['false_alarms'] else '**missed**'}.",
-        ]
-    )
+    right, alarms = share.get(ALL, 0.0), 1 - share.get(CLEAN, 1.0)
+    two, weights = share.get(TWO, 0.0), share.get(WEIGHTS, 0.0)
+    said = {
+        f"All causes: {right:.1%} right": right >= limits["right"],
+        f"Two causes in {two:.1%} of the answers": two <= limits["two"],
+        f"Weights where a fix is due in {weights:.1%}": weights <= limits["weights"],
+        f"Clean logs: {alarms:.1%} with a cause": alarms <= limits["false_alarms"],
+    }
+    return "\n".join(f"- {words}. The limit is {'met' if met else '**missed**'}." for words, met in said.items())
 
 
 def _names(answers: Sequence[Answer], words: Mapping[str, str]) -> list[dict[str, object]]:

@@ -1,6 +1,6 @@
 """What can differ between the sampler and the trainer of a log, and a log with what was planted in it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tailrl.diagnosis.log import Log
@@ -14,7 +14,16 @@ class Fault:
         dtype, trainer_dtype: of weights and activations.
         weights: the sampler's weights, rounded: int8, int4 or float8.
         cache: the sampler's keys and values are rounded to float8. flips: the share of tokens whose router errs.
-        age: the sampler's weights are so many steps old; `reused`: instead the trainer's are so many steps newer.
+        age: the sampler's weights are so many steps old; `reused`: instead the trainer's are so many steps newer. Where
+            the version is logged, ages differ about this one, unless they are `constant`.
+        pinned: the engine keeps its first weights, and the trainer's move on by so many steps between parts of the log.
+        adapter: the trainer has a random adapter of this size over its weights' spread, and the sampler has not.
+        behind: the logged versions are so many steps behind, and the weights are the same.
+        flight: the first part of each response is of weights `age` steps old, the rest of the trainer's.
+        some: what else differs for a quarter of the responses, which come from another engine.
+        last: the last so many numbers of the sampler are those of a model without the prompt.
+        settings: options of transformers' own `generate`, with which the sampler samples.
+        pruned: both sides renormalise over the sampler's set.
         temperature, trainer_temperature: of either side; raw: the sampler logs log-probs before temperature and mask;
             rescored: its log-probs are the trainer's, packed in a third way.
         rule, threshold: the sampler's truncation, a key of `safe_set.RULES`; banned: the share of tokens that it never
@@ -35,6 +44,15 @@ class Fault:
     flips: float = 0.0
     age: int = 0
     reused: int = 0
+    constant: bool = False
+    pinned: int = 0
+    adapter: float = 0.0
+    behind: int = 0
+    flight: bool = False
+    some: dict[str, Any] = field(default_factory=dict)
+    last: int = 0
+    settings: dict[str, float] = field(default_factory=dict)
+    pruned: bool = False
     temperature: float = 1.0
     trainer_temperature: float = 1.0
     raw: bool = False

@@ -20,6 +20,19 @@ def _rope(base: Any, by: float) -> None:
     base.rotary_emb.inv_freq.mul_(by)
 
 
+def _depth(base: Any, by: float) -> None:
+    """Positions after this one are half as far again from it."""
+
+    def stretched(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        position = named["position_ids"] if "position_ids" in named else given[1]
+        moved = torch.where(position > by, by + 1.5 * (position - by), position.float())
+        if "position_ids" in named:
+            return given, {**named, "position_ids": moved}
+        return (given[0], moved, *given[2:]), named
+
+    base.rotary_emb.register_forward_pre_hook(stretched, with_kwargs=True)
+
+
 def _dropout(base: Any, by: float) -> None:
     """A share of every MLP's outputs is dropped."""
     for layer in base.layers:
@@ -114,6 +127,7 @@ def _shard(base: Any, by: float) -> None:
 
 MISTAKES: dict[str, Callable[[Any, float], None]] = {
     "rope": _rope,
+    "depth": _depth,
     "dropout": _dropout,
     "attention": _attention,
     "layer": lambda base, by: _multiplied(base.layers[len(base.layers) // 2].mlp, by),

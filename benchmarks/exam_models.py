@@ -15,18 +15,18 @@ import smollm2
 import torch
 from exam_tasks import TASKS, Task, problems
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 
 from tailrl.config.policy import ScratchPolicy, WarmStart
 from tailrl.config.tasks.words import WordsTask
 from tailrl.kernels.packing import micro_batches, pack_batch
-from tailrl.model.forward import head_weight, hidden_states
+from tailrl.model.forward import PACKED_ATTENTION, head_weight, hidden_states
 from tailrl.model.policy import create_policy, encode_prompt, load_policy, load_tokenizer, save_policy
 from tailrl.model.tokenizer import train_tokenizer
 from tailrl.objective.advantages import rloo
 from tailrl.rollout import Decoding
 from tailrl.rollout.transformers import TransformersSampler
-from tailrl.rollout.types import Request, Rollout
+from tailrl.rollout.types import Request
 from tailrl.runtime.seeding import derive_seed
 from tailrl.tasks.problem import Problem
 from tailrl.tasks.registry import load_task
@@ -47,16 +47,16 @@ class Spec:
     """
 
     name: str
-    set: Literal["settle", "judge", "pretrained"]
+    set: Literal["settle", "judge"]
     task: Task
-    kind: Literal["llama", "mixture", "pretrained"]
+    kind: Literal["llama", "qwen3", "mixture", "pretrained"]
     seed: int
     hidden: int = 128
     layers: int = 4
     vocabulary: int = 2048
     steps: int = 24
     learning_rate: float = 3e-4
-    responses: int = 128
+    responses: int = 96
     longest: int = 64
     vllm: bool = False
 
@@ -65,7 +65,8 @@ def in_words(spec: Spec) -> str:
     """What a policy does and how large it is, for a reader."""
     if spec.kind == "pretrained":
         return f"{TASKS[spec.task]}: SmolLM2-135M, a pretrained transformer of 135 million parameters"
-    kind = "a mixture of 8 experts, two a token" if spec.kind == "mixture" else "a plain transformer"
+    kinds = {"mixture": "a mixture of 8 experts, two a token", "qwen3": "a Qwen3", "llama": "a Llama"}
+    kind = kinds[spec.kind]
     return (
         f"{TASKS[spec.task]}: {kind}, {spec.layers} layers, {spec.hidden} numbers a token between them, "
         f"{spec.vocabulary:,} different tokens; trained here from nothing, then {spec.steps} steps of RLOO"
@@ -73,16 +74,14 @@ def in_words(spec: Spec) -> str:
 
 
 SPECS = (
-    Spec("arithmetic_64", "settle", "arithmetic", "llama", 12, hidden=64, layers=2, vocabulary=640),
-    Spec("words_160", "settle", "words", "llama", 21, hidden=160, layers=3, vocabulary=1500),
-    Spec("reverse_96", "settle", "reverse", "llama", 31, hidden=96, layers=5, vocabulary=900),
-    Spec("reverse_mixture", "settle", "reverse", "mixture", 32, layers=2, vocabulary=700),
-    Spec("series_mixture", "settle", "series", "mixture", 42, layers=3, vocabulary=800),
     Spec("numbers_96", "settle", "numbers", "llama", 52, hidden=96, layers=3, vocabulary=600, vllm=True),
-    Spec("initials_mixture", "settle", "initials", "mixture", 53, layers=2, vocabulary=750, vllm=True),
-    Spec("doubles_128", "judge", "doubles", "llama", 61, layers=4, vocabulary=650, vllm=True),
-    Spec("signs_mixture", "judge", "signs", "mixture", 62, hidden=96, layers=3, vocabulary=720, vllm=True),
-    Spec("smollm2", "pretrained", "words", "pretrained", 23, steps=4, learning_rate=1e-4, responses=32, longest=16),
+    Spec("reverse_mixture", "settle", "reverse", "mixture", 32, layers=2, vocabulary=700),
+    Spec("doubles_128", "settle", "doubles", "llama", 61, layers=4, vocabulary=650),
+    Spec("signs_mixture", "settle", "signs", "mixture", 62, hidden=96, layers=3, vocabulary=720, vllm=True),
+    Spec("words_160", "settle", "words", "llama", 21, hidden=160, layers=3, vocabulary=1500),
+    Spec("smollm2", "settle", "words", "pretrained", 23, steps=0, responses=24, longest=24, vllm=True),
+    Spec("evens_qwen3", "judge", "evens", "qwen3", 71, hidden=160, layers=3, vocabulary=560, responses=64, vllm=True),
+    Spec("clocks_mixture", "judge", "clocks", "mixture", 72, hidden=96, layers=2, vocabulary=680, responses=64, vllm=True),
 )
 
 
@@ -111,12 +110,12 @@ class Trained:
             for i, problem in enumerate(chosen)
         ]
 
-    def rewards(self, seed: int, rollouts: Sequence[Rollout], group: int = 4) -> list[float]:
-        """1 or 0 for the response to each of the requests of `requests`."""
+    def rewards(self, seed: int, responses: Sequence[Sequence[int]], group: int = 4) -> list[float]:
+        """1 or 0 for the response, token ids, to each of the requests of `requests`."""
         found = []
-        for i, rollout in enumerate(rollouts):
+        for i, response in enumerate(responses):
             problem = self.problems[derive_seed("problem", seed, i // group) % len(self.problems)]
-            text = self.tokenizer.decode(rollout.tokens, skip_special_tokens=True)
+            text = self.tokenizer.decode(response, skip_special_tokens=True)
             found.append(score_response(text, problem.answer, problem.compared))
         return found
 
@@ -128,24 +127,37 @@ def score(
     responses: Sequence[Sequence[int]],
     temperature: float = 1.0,
     row: int = SCORED_TOKENS,
+    set_TV: Sequence[Tensor] | None = None,
 ) -> list[Tensor]:
-    """The log-probs of each response's tokens, nats, float32, by the packed forward; the weights' dtype computes."""
+    """The log-probs of each response's tokens, nats, float32, by the packed forward; the weights' dtype computes.
+
+    `set_TV`: for each response, the tokens over which they are renormalised at each position; None: all.
+    """
     found: dict[int, Tensor] = {}
     keys = [tuple(prompt) for prompt in prompts]
     for chosen in micro_batches(keys, [len(response) for response in responses], row):
-        scored = _row(model, [keys[i] for i in chosen], [responses[i] for i in chosen], temperature)
+        kept = None if set_TV is None else torch.cat([set_TV[i] for i in chosen])
+        scored = _row(model, [keys[i] for i in chosen], [responses[i] for i in chosen], temperature, kept)
         found.update(zip(chosen, scored, strict=True))
     return [found[i] for i in range(len(responses))]
 
 
 def _row(
-    model: PreTrainedModel, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], temperature: float
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    responses: Sequence[Sequence[int]],
+    temperature: float,
+    kept_TV: Tensor | None,
 ) -> Iterable[Tensor]:
     batch = pack_batch(prompts, [list(response) for response in responses])
     hidden_TH = hidden_states(model, batch.tokens_P, batch.packing)[batch.predict_T]
     parts = []
-    for hidden_RH, target_R in zip(torch.split(hidden_TH, 512), torch.split(batch.targets_T, 512), strict=True):
-        logp_RV = ((hidden_RH @ head_weight(model).T).float() / temperature).log_softmax(-1)
+    for begin in range(0, len(hidden_TH), 512):
+        hidden_RH, target_R = hidden_TH[begin : begin + 512], batch.targets_T[begin : begin + 512]
+        logits_RV = (hidden_RH @ head_weight(model).T).float() / temperature
+        if kept_TV is not None:
+            logits_RV = logits_RV.masked_fill(~kept_TV[begin : begin + 512], float("-inf"))
+        logp_RV = logits_RV.log_softmax(-1)
         parts.append(logp_RV.gather(-1, target_R[:, None]).squeeze(-1))
     return torch.split(torch.cat(parts), [len(response) for response in responses])
 
@@ -189,9 +201,30 @@ def _write_base(spec: Spec, folder: Path) -> None:
         experts=8 if mixture else None,
         max_length=2 * MAX_LENGTH,
     )
-    model = create_policy(settings, tokenizer, spec.seed)
+    model = _qwen3(settings, tokenizer, spec.seed) if spec.kind == "qwen3" else create_policy(settings, tokenizer, spec.seed)
     warm_start(model, tokenizer, lessons, WarmStart(batch=64, learning_rate=3e-3))
     save_policy(model, tokenizer, folder)
+
+
+def _qwen3(settings: ScratchPolicy, tokenizer: PreTrainedTokenizerBase, seed: int) -> PreTrainedModel:
+    """A dense model of another architecture than the settling ones: with norms of queries and keys, of fewer heads."""
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=settings.hidden_size,
+        intermediate_size=settings.intermediate_size,
+        num_hidden_layers=settings.layers,
+        num_attention_heads=settings.heads,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=settings.max_length,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        attn_implementation=PACKED_ATTENTION,
+    )
+    return Qwen3ForCausalLM(config)
 
 
 def _train(trained: Trained) -> None:
@@ -209,7 +242,7 @@ def _train(trained: Trained) -> None:
         seed = 10**6 * spec.seed + step
         requests = trained.requests(seed, 64)
         rollouts = sampler.generate(requests, Decoding(1.0, spec.longest))
-        reward_PG = torch.tensor(trained.rewards(seed, rollouts)).view(-1, 4)
+        reward_PG = torch.tensor(trained.rewards(seed, [r.tokens for r in rollouts])).view(-1, 4)
         advantages = rloo(reward_PG).flatten().tolist()
         batch = pack_batch([r.prompt_tokens for r in rollouts], [list(r.tokens) for r in rollouts])
         hidden_TH = hidden_states(model, batch.tokens_P, batch.packing)[batch.predict_T]

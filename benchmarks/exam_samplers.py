@@ -3,9 +3,10 @@
 import json
 import random
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from exam_faults import Fault
 from exam_mistakes import plant
 from exam_models import Trained
 from torch import Tensor, nn
+from transformers import GenerationConfig
 
 from tailrl.config.probe import ProbeSettings
 from tailrl.config.sampler import SamplerSettings
@@ -23,7 +25,9 @@ from tailrl.diagnosis.log import Log, LoggedRow, pack
 from tailrl.model.quantize import int4_groups, rounded_cache, rounded_rows
 from tailrl.objective.disturbance import round_weights
 from tailrl.probes.model.probe import probe_model
+from tailrl.rollout import Decoding
 from tailrl.rollout.transformers import TransformersSampler
+from tailrl.rollout.types import Request
 
 
 def probed(trained: Trained, fault: Fault, seed: int, count: int) -> tuple[Log, float]:
@@ -125,3 +129,72 @@ def banned(sampler: TransformersSampler, share: float, seed: int) -> Iterator[No
     handle = sampler.model.register_forward_hook(hook)
     yield
     handle.remove()
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """What transformers' own `generate` sampled.
+
+    Attributes:
+        prompts, responses: token ids. logps: nats, [T] of each response, of the distribution that it was drawn from.
+        sets: bool [T, V] of each response: the tokens that could be drawn.
+    """
+
+    prompts: list[tuple[int, ...]]
+    responses: list[tuple[int, ...]]
+    logps: list[Tensor]
+    sets: list[Tensor]
+
+
+@torch.no_grad()
+def generated(
+    sampler: TransformersSampler, requests: Sequence[Request], settings: Mapping[str, float], longest: int, seed: int
+) -> Sampled:
+    """Responses by transformers' own `generate`, with such options as a generation_config.json sets."""
+    torch.manual_seed(seed)
+    prompts = [request.prompt_tokens for request in requests]
+    widest = max(map(len, prompts))
+    ids_SP = torch.tensor([[0] * (widest - len(prompt)) + list(prompt) for prompt in prompts])
+    mask_SP = torch.tensor([[0] * (widest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    options: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, **settings}
+    options["top_k"] = int(options["top_k"])
+    stop = sampler.stop.tolist()
+    model: Any = sampler.model
+    model.generation_config = GenerationConfig(do_sample=True, eos_token_id=stop, pad_token_id=0, **options)
+    made = model.generate(
+        ids_SP, attention_mask=mask_SP, max_new_tokens=longest, output_scores=True, return_dict_in_generate=True
+    )
+    responses, logps, sets = [], [], []
+    for row, drawn in enumerate(made.sequences[:, widest:].tolist()):
+        ends = [place for place, token in enumerate(drawn) if token in stop]
+        response = drawn[: ends[0] + 1] if ends else drawn
+        logp_TV = torch.stack([step_SV[row] for step_SV in made.scores[: len(response)]]).float().log_softmax(-1)
+        responses.append(tuple(response))
+        logps.append(logp_TV.gather(1, torch.tensor(response)[:, None])[:, 0])
+        sets.append(torch.isfinite(logp_TV))
+    return Sampled(prompts, responses, logps, sets)
+
+
+def in_flight(
+    older: TransformersSampler,
+    newer: TransformersSampler,
+    requests: Sequence[Request],
+    decoding: Decoding,
+    seed: int,
+) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]], list[Tensor]]:
+    """Prompts, responses and log-probs where weights are exchanged within each response, at a place of its own."""
+    begun = older.generate(requests, decoding)
+    rng = random.Random(seed)
+    cuts = [rng.randint(1, max(1, len(rollout.tokens) - 1)) for rollout in begun]
+    rest = [
+        Request((*one.prompt_tokens, *rollout.tokens[:cut]), one.seed + 1, one.threshold)
+        for one, rollout, cut in zip(requests, begun, cuts, strict=True)
+    ]
+    ended = newer.generate(rest, decoding)
+    responses, logps = [], []
+    for first, second, cut in zip(begun, ended, cuts, strict=True):
+        whole = (*first.tokens[:cut], *second.tokens)[: decoding.max_new_tokens]
+        logp_T = np.concatenate([first.logp_infer_T[:cut], second.logp_infer_T])[: len(whole)]
+        responses.append(whole)
+        logps.append(torch.from_numpy(logp_T))
+    return [request.prompt_tokens for request in requests], responses, logps

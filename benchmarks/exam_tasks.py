@@ -10,7 +10,7 @@ from tailrl.config.tasks.words import WordsTask
 from tailrl.tasks.problem import Problem
 from tailrl.tasks.registry import load_task
 
-Task = Literal["arithmetic", "words", "reverse", "lengths", "series", "initials", "numbers", "doubles", "signs"]
+Task = Literal["arithmetic", "words", "reverse", "lengths", "series", "initials", "numbers", "doubles", "signs", "evens", "clocks"]
 
 TASKS: dict[Task, str] = {
     "arithmetic": "solves small sums",
@@ -22,6 +22,8 @@ TASKS: dict[Task, str] = {
     "numbers": "sorts numbers",
     "doubles": "writes the doubles of numbers",
     "signs": "says which of two numbers is larger",
+    "evens": "says which numbers are even",
+    "clocks": "adds minutes to times of day",
 }
 
 
@@ -77,11 +79,39 @@ def _signs(rng: random.Random, slip: float, number: int) -> Problem:
     return Problem(f"{number} {text}", f"signs {text}\n", " ".join(right), solution, compared="text")
 
 
+def _evens(rng: random.Random, slip: float, number: int) -> Problem:
+    """Four or five numbers, of which the even ones are written; a slip writes a random word of one."""
+    given = [2 * rng.randint(5, 49), *rng.sample(range(10, 99), rng.randint(3, 4))]
+    rng.shuffle(given)
+    right = ["odd" if value % 2 else "even" for value in given]
+    written = [rng.choice(["odd", "even"]) if rng.random() < slip else word for word in right]
+    text, answer, box = (
+        " ".join(str(a) for a, word in zip(given, words, strict=True) if word != "odd")
+        for words in (["even"] * len(given), right, written)
+    )
+    steps = ", ".join(f"{a} {word}" for a, word in zip(given, written, strict=True))
+    return Problem(f"{number} {text}", f"evens {text}\n", answer, f"{steps} \\boxed{{{box}}}", compared="text")
+
+
+def _clocks(rng: random.Random, slip: float, number: int) -> Problem:
+    """Two or three times of day, to each of which the same minutes are added; a slip writes a random time."""
+    minutes = rng.choice([15, 20, 25, 35, 40, 45])
+    given = [rng.randint(60, 1300) for _ in range(rng.randint(2, 3))]
+    right = [a + minutes for a in given]
+    written = [rng.randint(60, 1400) if rng.random() < slip else a for a in right]
+    told, answer, box = (" ".join(f"{a // 60}:{a % 60:02}" for a in times) for times in (given, right, written))
+    steps = ", ".join(f"{a} then {b}" for a, b in zip(told.split(), box.split(), strict=True))
+    text = f"{told} plus {minutes}"
+    return Problem(f"{number} {text}", f"clock {text}\n", answer, f"{steps} \\boxed{{{box}}}", compared="text")
+
+
 NUMBER_TASKS: dict[str, Callable[[random.Random, float, int], Problem]] = {
     "series": _series,
     "numbers": _numbers,
     "doubles": _doubles,
     "signs": _signs,
+    "evens": _evens,
+    "clocks": _clocks,
 }
 """Tasks that need no words: each makes one problem from a random state, the share of slips and its number."""
 

@@ -11,22 +11,25 @@ import yaml
 from pydantic import Field
 
 from tailrl.artifacts.files import Record
-from tailrl.diagnosis.causes import Cause, cause_words, disagrees_with_itself
+from tailrl.diagnosis.causes import CLOSE, Cause, cause_words, disagrees_with_itself
 from tailrl.diagnosis.exact_checks import Fault
+from tailrl.diagnosis.features import features, grows_with
 from tailrl.diagnosis.measure import Measured
 from tailrl.diagnosis.metrics import quantity
 from tailrl.diagnosis.replay import Replayed, catalogue
+from tailrl.diagnosis.signals import Signals
 from tailrl.diagnosis.sizes import band_of
+from tailrl.diagnosis.sure import beyond_sixteen_bits
 from tailrl.diagnosis.trend import trend_of
 from tailrl.diagnosis.where import Place
 
 SURE = 0.5
 """The probability from which a cause counts."""
 
-CLOSE = 0.5
-"""A second cause that is at least so probable beside the first is as good as it."""
+MOVED = 0.5
+"""The share of Σ Δ² that is the trainer's own, from which samples are old."""
 
-Kind = Literal["none", "fix", "remedy", "beyond"]
+Kind = Literal["none", "ask", "fix", "remedy", "beyond"]
 
 
 EXPLAINS = ("base", "filled", "first_choice", "grid", "padding")
@@ -51,7 +54,7 @@ class AdviceRule(Record, allow_inf_nan=True):
     fact: str | None = Field(default=None, alias="if")
     causes: list[str] | None = None
     k3_upto: float = math.inf
-    kind: Literal["none", "fix", "remedy"]
+    kind: Literal["none", "ask", "fix", "remedy"]
     words: str
     remedies: list[Choice] = Field(default_factory=list)
     cleaned: float | None = None
@@ -80,7 +83,7 @@ class Advice:
     """What to do.
 
     Attributes:
-        kind: `none`, no correction is needed; `fix`, remove the cause first, and use `name` until then; `remedy`, use
+        kind: `none`, no correction is needed; `ask`, it depends on what the log does not say; `fix`, remove the cause first, and use `name` until then; `remedy`, use
             `name`; `beyond`, no remedy keeps enough of the sample.
         words: what to do.
         name, threshold: the remedy's key in `replay.yaml` and its setting; None: no remedy.
@@ -112,10 +115,20 @@ FACTS: dict[str, Callable[[_Log], bool]] = {
     "trainer_disagrees_with_itself": lambda log: disagrees_with_itself(log.measured.signals),
     "nothing_replayed": lambda log: not log.replayed,
     "grows": lambda log: log.grows,
+    "within_sixteen_bits": lambda log: not beyond_sixteen_bits(log.measured.signals),
+    "grows_with_age": lambda log: tells_age(log.measured.signals),
     "log_is_wrong": lambda log: log.wrong is not None,
     "tokens_of_responses": lambda log: log.focus is not None and not log.focus.whole,
 }
 """What a rule's `if` may ask."""
+
+
+def tells_age(signals: Signals) -> bool:
+    """Whether the log shows that the samples are old.
+
+    The mismatch grows with step − version, or most of it is between the trainer's recomputed and its present log-probs.
+    """
+    return bool(signals.sums) and (grows_with(signals, "lag") or features(signals)["moved"] >= MOVED)
 
 
 def deciding_cause(causes: Sequence[Cause], harmless: bool = False) -> Cause | None:

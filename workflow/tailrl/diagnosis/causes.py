@@ -6,7 +6,7 @@ checks' hit rates lie in `sure.yaml`. `make diagnose-exam` settles them on logs 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,9 +16,10 @@ import yaml
 
 from tailrl.artifacts.files import Record
 from tailrl.diagnosis.evidence import evidence
-from tailrl.diagnosis.features import FEATURES, features
+from tailrl.diagnosis.features import features
 from tailrl.diagnosis.measure import Measured
 from tailrl.diagnosis.signals import Signals
+from tailrl.diagnosis.sure import beyond_sixteen_bits, settled, shapes
 
 AGREE = 1e-4
 """Nats: two sides whose log-probs differ by less, in the root of the mean square, agree as float32 does."""
@@ -33,18 +34,17 @@ otherwise are none."""
 FEW_SEQUENCES = 16
 """Sequences below which no standard error is asked for."""
 
-MOST_CUT = 3.0
-"""Standard deviations at which a number is cut before the model sees it."""
-
 LEAST_SURE = 0.4
 """Where no cause is as sure, `unknown` comes first: settled on models left out."""
 
 NAMED = 0.1
 """A cause that is less sure is not named."""
 
-FEW_TOKENS = 30
-"""So many tokens halve how sure a cause is. Of parts of eight logs of 1,200 to 4,900 tokens, the share whose first
-cause was that of the whole log was 0.61 at 25 tokens, 0.71 at 100, 0.86 at 400 and 0.91 at 800."""
+CLOSE = 0.5
+"""A second cause that is at least so probable beside the first is as good as it."""
+
+DENSE = {"0"}
+"""What a log's column `experts` has where the model is no mixture of experts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class CauseWords(Record):
     """A cause in words: its title, a verdict in one sentence, what to do, and what to log to be surer.
 
     `fault`: a fault of the log itself, not of the sampler or the trainer. `by_place`: told by where the mismatch is
-    (diagnosis.py), not by its shape.
+    (where.yaml), not by its shape.
     """
 
     title: str
@@ -77,36 +77,11 @@ class CauseWords(Record):
     by_place: bool = False
 
 
-class Sure(Record):
-    """How sure causes are: hit rates of the checks, and the model of the others.
-
-    Attributes:
-        command: what wrote this. penalty, factor: see benchmarks/exam_rules.py.
-        checks: of each fault of a log, the share of right findings, by Laplace's rule.
-        mean, scale: of each feature. weights: of each cause, or of each `cause/part`, one a feature, and the constant.
-    """
-
-    command: str
-    penalty: float
-    factor: float
-    checks: dict[str, float]
-    mean: dict[str, float]
-    scale: dict[str, float]
-    weights: dict[str, dict[str, float]]
-
-
 @cache
 def cause_words() -> dict[str, CauseWords]:
     """The words of every cause, by name."""
     given = yaml.safe_load(Path(__file__).with_name("causes.yaml").read_text(encoding="utf-8"))
     return {name: CauseWords.model_validate(said) for name, said in given.items()}
-
-
-@cache
-def settled() -> Sure:
-    """How sure causes are, as the exam settled it."""
-    text = Path(__file__).with_name("sure.yaml").read_text(encoding="utf-8")
-    return Sure.model_validate(yaml.safe_load(text))
 
 
 def find_causes(measured: Measured) -> tuple[Cause, ...]:
@@ -120,11 +95,12 @@ def find_causes(measured: Measured) -> tuple[Cause, ...]:
     found = [Cause(name, settled().checks[name], evidence(name, measured)) for name in faults]
     if agrees(signals) or {"shift", "clipped"} & set(faults):
         return tuple(found)
-    sure = dict(sorted(shapes(features(signals)).items(), key=lambda item: -item[1]))
+    sure = shapes(features(signals), without={"routing"} if measured.experts == DENSE else set())
+    sure = dict(sorted(sure.items(), key=lambda item: -item[1]))
     most = max(sure.values())
     if most < LEAST_SURE:
         sure = {"unknown": 1 - most, **{name: value for name, value in sure.items() if name != "unknown"}}
-    enough = signals.sums["tokens"] / (signals.sums["tokens"] + FEW_TOKENS)
+    enough = signals.sums["tokens"] / (signals.sums["tokens"] + settled().few_tokens)
     sure = {name: enough * value for name, value in sure.items()}
     shown = [Cause(name, value, evidence(name, measured)) for name, value in sure.items() if value >= NAMED]
     return (*found, *shown)
@@ -141,6 +117,19 @@ def find_faults(measured: Measured) -> tuple[str, ...]:
         "clipped": any(map(signals.cut, ("sampler", "trainer"))),
     }
     return tuple(name for name, holds in checks.items() if holds)
+
+
+def fitting(causes: Sequence[Cause], signals: Signals) -> tuple[str, ...]:
+    """Names of the causes that the page leaves open: the first, and those that are close to it; of faults the first.
+
+    Above what 16 bits give, rounding is one of two: weights or a cache of 8 or 4 bits, or a mistake.
+    """
+    words = cause_words()
+    shaped = [one for one in causes if not words[one.name].fault] or list(causes[:1])
+    names = [one.name for one in shaped if one.sure >= CLOSE * shaped[0].sure] if shaped else []
+    if names[:1] == ["precision"] and beyond_sixteen_bits(signals) and "prompt" not in names:
+        names.append("prompt")
+    return tuple(names)
 
 
 def agrees(signals: Signals) -> bool:
@@ -166,18 +155,3 @@ def _within_floor(signals: Signals) -> bool:
     above_S = (paired_S - FLOORS * again_S)[(paired_S > 0) | (again_S > 0)]
     few = len(above_S) < FEW_SEQUENCES
     return float(above_S.sum()) <= (0.0 if few else FLOOR_ERRORS * math.sqrt(float((above_S**2).sum())))
-
-
-def shapes(found: Mapping[str, float]) -> dict[str, float]:
-    """The probability of each cause that the shape of a mismatch tells, from `features`."""
-    sure = settled()
-    cut = {
-        name: float(np.clip((found[name] - sure.mean[name]) / sure.scale[name], -MOST_CUT, MOST_CUT))
-        for name in FEATURES
-    }
-    odds: dict[str, float] = {}
-    for column, weights in sure.weights.items():
-        cause = column.partition("/")[0]
-        own = math.exp(weights["constant"] + sum(weights[name] * cut[name] for name in FEATURES))
-        odds[cause] = odds.get(cause, 0.0) + own
-    return {cause: value / sum(odds.values()) for cause, value in odds.items()}

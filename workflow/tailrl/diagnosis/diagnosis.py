@@ -1,7 +1,7 @@
 """The diagnosis of a log: what was measured, what caused it, what each remedy would do, and the worst responses."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from os import PathLike
 from typing import Protocol
 
@@ -15,16 +15,9 @@ from tailrl.diagnosis.measure import Measured, measure
 from tailrl.diagnosis.parts import Sample, part_of
 from tailrl.diagnosis.replay import Replay, Replayed
 from tailrl.diagnosis.responses import Response, Worst
+from tailrl.diagnosis.sure import settled
 from tailrl.diagnosis.tables import read_table
 from tailrl.diagnosis.where import NEARLY_ALL, Place, find_places, sound
-
-PENALISED = 0.7
-"""Difference of the shares of tokens with Δ above 0, between those that already occurred and the others, that a penalty
-alone was seen to make: 0.81 to 0.87 with a penalty of 1.1."""
-
-PENALTY_SURE = 0.9
-"""How sure a penalty is where it is so: by Laplace's rule, of eight logs that had one and passed the check."""
-
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
@@ -125,8 +118,12 @@ Table = str | PathLike[str] | Mapping[str, object] | Iterable[object] | HasColum
 
 
 def focus_of(places: Sequence[Place]) -> Place | None:
-    """The first place of whole responses, or of tokens that hold nearly all of the mismatch."""
-    return next((place for place in places if place.whole or place.share.mean >= NEARLY_ALL), None)
+    """The first place of whole responses, or of tokens that hold nearly all of the mismatch.
+
+    Tokens that already occurred are none: a penalty on them moves all others too.
+    """
+    apart = [place for place in places if place.grouping not in ("seen", "new", "sides")]
+    return next((place for place in apart if place.whole or place.share.mean >= NEARLY_ALL), None)
 
 
 def _by_place(measured: Measured, log: Log | None) -> tuple[tuple[Place, ...], tuple[Cause, ...], tuple[Cause, ...]]:
@@ -135,28 +132,20 @@ def _by_place(measured: Measured, log: Log | None) -> tuple[tuple[Place, ...], t
         return (), find_causes(measured), ()
     places = find_places(log)
     focus = focus_of(places)
-    penalty = _penalty(places)
     if focus is None:
-        return places, _beside(penalty, find_causes(measured)), ()
+        return places, find_causes(measured), ()
     there, elsewhere = (measure([("", part_of(log, chosen_T))]) for chosen_T in (focus.chosen_T, ~focus.chosen_T))
     faults = tuple(cause for cause in find_causes(measured) if cause_words()[cause.name].fault)
     causes = tuple(cause for cause in find_causes(there) if not cause_words()[cause.name].fault) if focus.whole else ()
-    return places, (*faults, *_beside(penalty, causes)), find_causes(elsewhere)
+    return places, (*faults, *(_of_place(focus, causes) or causes)), find_causes(elsewhere)
 
 
-def _beside(penalty: tuple[Cause, ...], causes: tuple[Cause, ...]) -> tuple[Cause, ...]:
-    """A penalty, and the causes that the shape tells: the model of shapes has no penalty, so it shares what is left."""
-    if not penalty:
-        return causes
-    left = 1 - PENALTY_SURE
-    return (*penalty, *(one if cause_words()[one.name].fault else replace(one, sure=left * one.sure) for one in causes))
-
-
-def _penalty(places: Sequence[Place]) -> tuple[Cause, ...]:
-    """A penalty on tokens that already occurred, told by the signs of Δ."""
-    apart = [place for place in places if place.grouping in ("seen", "new", "sides")]
-    apart = [place for place in apart if abs(place.above - place.above_elsewhere) >= PENALISED]
-    return (Cause("penalty", PENALTY_SURE, (apart[0].sentence(),)),) if apart else ()
+def _of_place(place: Place, shaped: Sequence[Cause]) -> tuple[Cause, ...]:
+    """The cause that the place tells, if it tells one; `shaped`: those that the shape of the mismatch there tells."""
+    if not place.cause:
+        return ()
+    looks = [f"There it looks like {cause_words()[one.name].title} ({one.sure:.0%})." for one in shaped[:1]]
+    return (Cause(place.cause, settled().places[place.cause], (place.sentence(), *looks)),)
 
 
 def diagnose(table: Table, columns: Mapping[str, str] | None = None) -> Diagnosis:

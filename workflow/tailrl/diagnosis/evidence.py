@@ -5,13 +5,20 @@ import re
 from collections.abc import Callable
 
 from tailrl.analysis.format import count
-from tailrl.diagnosis.features import age, features, gain, ratio, source, temperature
+from tailrl.diagnosis.features import (
+    falls,
+    features,
+    gain,
+    growth,
+    grows_with,
+    lag,
+    ratio,
+    source,
+    temperature,
+)
 from tailrl.diagnosis.measure import Measured
-from tailrl.diagnosis.signals import EARLY, HEAD, IMPROBABLE, LAGS, RARE
-
-SIXTEEN_BITS = 0.025
-"""Nats: the median of |Δ|/(1 − p) that 16-bit formats stayed below on all settling logs of the exam, and in
-SmolLM2-135M (0.022)."""
+from tailrl.diagnosis.signals import EARLY, HEAD, IMPROBABLE, LAGS, LATE, RARE
+from tailrl.diagnosis.sure import beyond_sixteen_bits, settled
 
 NO_SHARE = re.compile(r"(?<![\d.])0 %")
 
@@ -131,8 +138,16 @@ def _prompt(measured: Measured) -> list[str]:
 
 def _stale(measured: Measured) -> list[str]:
     signals, sentences = measured.signals, []
-    if (steps := age(signals)) > 0:
-        sentences.append(f"The sampler's weights are {steps:.3g} versions behind the step, on average.")
+    if grows_with(signals, "lag"):
+        sentences.append(
+            "It grows with the age of the sampler's weights: the correlation of a response's mismatch with step − version "
+            f"is {growth(signals, 'lag'):+.2f}, at {lag(signals):.3g} versions on average."
+        )
+    if grows_with(signals, "step"):
+        sentences.append(
+            "It grows with the steps, and no logged age of the weights does: the correlation of a response's mismatch with "
+            f"the step is {growth(signals, 'step'):+.2f}, as where weights do not arrive at the engine."
+        )
     if signals.sums["recomputed"]:
         share = max(0.0, 1 - ratio(signals.sums["engine_squared"], signals.sums["paired"], 1.0))
         sentences.append(
@@ -160,13 +175,37 @@ def _structure(measured: Measured) -> list[str]:
     return [f"Of the variance of Δ/(1 − p), {several} goes along: independent rounding has no such pattern."]
 
 
+def _seen(measured: Measured) -> list[str]:
+    s = measured.signals.sums
+    seen, new = (_percent(ratio(s[f"{name}_above"], s[f"{name}_sided"])) for name in ("seen", "new"))
+    return [
+        f"The trainer gives more than the sampler to {seen} of the tokens that already occurred, and to {new} of the "
+        "others."
+    ]
+
+
+def _in_flight(measured: Measured) -> list[str]:
+    return [
+        f"Within a response the mismatch falls at one place, by {falls(measured.signals):.2g} standard errors more than "
+        "it rises at another one, on average over responses."
+    ]
+
+
+def _at_places(measured: Measured) -> list[str]:
+    shape = features(measured.signals)
+    return [
+        f"|Δ|/(1 − p) of a response's last token is {10 ** shape['last']:.2g} times that of its middle, of tokens after "
+        f"the first {LATE} {10 ** shape['late']:.2g} times."
+    ]
+
+
 def _noise(measured: Measured) -> list[str]:
     signals = measured.signals
     shape, sums = features(signals), signals.sums
     sixteen = (
         "16 bits give as much."
-        if 10 ** shape["size"] <= SIXTEEN_BITS
-        else f"On logs of known cause 16 bits gave at most {SIXTEEN_BITS:g}: look for weights or a cache of fewer "
+        if not beyond_sixteen_bits(signals)
+        else f"On logs of known cause 16 bits gave at most {settled().sixteen_bits:g}: look for weights or a cache of fewer "
         "bits, or for a mistake inside a model."
     )
     sentences = [
@@ -211,10 +250,15 @@ EVIDENCE: dict[str, Callable[[Measured], list[str]]] = {
     "shift": _shift,
     "clipped": _clipped,
     "temperature": _temperature,
+    "penalty": _seen,
+    "generation_config": lambda measured: [*_truncation(measured), *_seen(measured)],
     "raw": _raw,
     "truncation": _truncation,
     "prompt": _prompt,
     "stale": _stale,
+    "in_flight": _in_flight,
+    "depth": _at_places,
+    "last": _at_places,
     "precision": _noise,
     "routing": _noise,
     "floor": _floor,

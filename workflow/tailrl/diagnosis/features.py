@@ -1,6 +1,7 @@
 """The numbers that causes are told by, each with a meaning of its own, from a log's sums."""
 
 import math
+from typing import Literal
 
 import numpy as np
 
@@ -10,11 +11,16 @@ from tailrl.diagnosis.signals import LOG_TEMPERATURES, PATTERNS, RARE, SIZE_EDGE
 FEATURES = (
     *("size", "quiet", "spread", "tail", "source", "positive", "above", "temperature_fit", "temperature_size", "law"),
     *("head_sign", "rare_sign", "first", "early", "last", "neighbours", "size_neighbours"),
-    *("disagreement", "impossible", "gain", "age", "moved", "entropy", "plateau", "crossing", "one_sided"),
+    *("disagreement", "impossible", "gain", "older", "later", "moved", "entropy", "plateau", "crossing", "one_sided"),
     *("crossed_source", "sided_source", "amount", "every", "lost", "by_odds", "by_token", "by_place", "by_pair"),
-    *("bias", "late", "depth"),
+    *("bias", "late", "depth", "seen_above", "seen_sign", "falls"),
 )
 """In the order of a vector: see `features`."""
+
+
+FEWEST_RESPONSES = 8
+CLEAR = 4.0  # standard errors: responses to one prompt are alike, so fewer of them are independent
+FEWEST_SEEN = 20  # tokens of either kind, that already occurred or did not
 
 
 def ratio(above: float, below: float, otherwise: float = 0.0) -> float:
@@ -56,7 +62,7 @@ def source(signals: Signals) -> float:
 
 def gain(signals: Signals) -> float:
     """Correlation of a response's Σℓ, per root of its length, with its advantage or else its reward."""
-    tokens_S, _, _, delta_S, gain_S, _, _ = signals.sequences()
+    tokens_S, _, _, delta_S, gain_S = signals.sequences()[:5]
     real_S = (tokens_S > 0) & np.isfinite(gain_S)
     if real_S.sum() < 8:
         return 0.0
@@ -80,11 +86,58 @@ def every(signals: Signals) -> float:
     return float(np.clip(value_S.mean() / value_S.std(), -5.0, 5.0))
 
 
-def age(signals: Signals) -> float:
-    """Mean of step less version, where both are logged and the version is the older: steps."""
-    *_, version_S, step_S = signals.sequences()
+def growth(signals: Signals, by: Literal["lag", "step"]) -> float:
+    """The correlation of a response's mismatch, log10 of its mean d², with its lag (step − version) or its step.
+
+    Stale weights make the mismatch grow with the lag. A lag that all responses share says nothing, for an asynchronous
+    run has it whatever its mismatch is. The step is asked only where lags are unknown or alike: 0 otherwise.
+    """
+    tokens_S, _, squared_S, *_, version_S, step_S, _ = signals.sequences()
+    real_S = (tokens_S > 0) & (squared_S > 0) & np.isfinite(step_S)
+    lag_S = step_S - version_S
+    lags = np.unique(lag_S[real_S & np.isfinite(lag_S)])
+    if by == "lag":
+        real_S &= np.isfinite(lag_S)
+    elif len(lags) > 1:
+        return 0.0
+    value_S = (lag_S if by == "lag" else step_S)[real_S]
+    if len(value_S) < FEWEST_RESPONSES or len(np.unique(value_S)) < 2:
+        return 0.0
+    size_S = np.log10(squared_S[real_S] / tokens_S[real_S])
+    found = float(np.corrcoef(size_S, value_S)[0, 1]) if size_S.std() else 0.0
+    return found if math.isfinite(found) else 0.0
+
+
+def grows_with(signals: Signals, by: Literal["lag", "step"]) -> bool:
+    """Whether the growth is above that of chance: CLEAR standard errors of a correlation."""
+    return growth(signals, by) > CLEAR / math.sqrt(max(signals.sequences().shape[1], CLEAR**2))
+
+
+def lag(signals: Signals) -> float:
+    """Mean of step − version, steps, where both are logged; 0 where none is."""
+    *_, version_S, step_S, _ = signals.sequences()
     known_S = np.isfinite(version_S) & np.isfinite(step_S)
-    return max(0.0, float((step_S - version_S)[known_S].mean())) if known_S.any() else 0.0
+    return float((step_S - version_S)[known_S].mean()) if known_S.any() else 0.0
+
+
+def seen_apart(signals: Signals) -> tuple[float, float]:
+    """Tokens that already occurred against the others: sizes of the differences of shares with ℓ > 0, and of Σℓ/Σ|ℓ|.
+
+    0 where few tokens of either kind have a side. A penalty on tokens that already occurred makes both large.
+    """
+    s = signals.sums
+    if min(s["seen_sided"], s["new_sided"]) < FEWEST_SEEN:
+        return 0.0, 0.0
+    above = s["seen_above"] / s["seen_sided"] - s["new_above"] / s["new_sided"]
+    signed = ratio(s["seen_signed"], s["seen_size"]) - ratio(s["new_signed"], s["new_size"])
+    return abs(above), abs(signed)
+
+
+def falls(signals: Signals) -> float:
+    """The mean over responses of how much clearer the mismatch falls than it rises within them: see `_falls`."""
+    fall_S = signals.sequences()[7]
+    known_S = np.isfinite(fall_S)
+    return float(fall_S[known_S].mean()) if known_S.sum() >= FEWEST_RESPONSES else 0.0
 
 
 def pattern(signals: Signals, name: str) -> float:
@@ -113,7 +166,7 @@ def features(signals: Signals) -> dict[str, float]:
     tokens is above that of rare ones. head_sign, rare_sign: Σℓ/Σ|ℓ|. first, early, last, late: decades of |x| there
     above the middle's. neighbours: correlation of x with the next token's; size_neighbours: of |x|. disagreement,
     impossible: log10 of the shares of tokens that the sampler is sure of and the trainer finds rare, and that the
-    trainer gives e^−12 and the sampler far more. gain, age: see above. moved: how much of Σℓ² is the trainer's own,
+    trainer gives e^−12 and the sampler far more. gain: see above. older, later: `growth` by lag and by step. moved: how much of Σℓ² is the trainer's own,
     where its recomputed log-probs are logged. entropy: mean −s, nats. plateau: log10 of the share of tokens within
     half a nat of the sampler's least log-prob. crossing, one_sided: whether certain and rare tokens err to different
     sides, or to one. crossed_source, sided_source: these with the source: temperatures cross, and the source says
@@ -121,6 +174,7 @@ def features(signals: Signals) -> dict[str, float]:
     log10 of the root mean square of ℓ, cut to 3 nats. every: see above. lost: the share of Σℓ², so cut, where the
     sampler is certain. by_odds, by_token, by_place, by_pair: see `pattern`. bias: |mean| over root mean square of x.
     depth: the trainer's mean −log-prob, nats, where only the sampler is certain; one token of 3 nats is added.
+    seen_above, seen_sign: see `seen_apart`. falls: see above.
     """
     s = signals.sums
     tokens = s["tokens"]
@@ -130,6 +184,7 @@ def features(signals: Signals) -> dict[str, float]:
     place = ratio(s["middle_size"], s["middle"])
     beta = source(signals)
     head, rare = ratio(s["head_signed"], s["head_size"]), ratio(s["rare_signed"], s["rare_size"])
+    seen_above, seen_sign = seen_apart(signals)
     return {
         "size": middle,
         "quiet": min(4.0, middle - quantile(signals.sizes, 0.1)),
@@ -149,7 +204,8 @@ def features(signals: Signals) -> dict[str, float]:
         "disagreement": math.log10(s["sure_and_not"] / tokens + 1e-4),
         "impossible": math.log10(s["impossible"] / tokens + 1e-4),
         "gain": gain(signals),
-        "age": math.log1p(age(signals)),
+        "older": growth(signals, "lag"),
+        "later": growth(signals, "step"),
         "moved": max(0.0, 1 - ratio(s["engine_squared"], s["paired"], 1.0)) if s["recomputed"] else 0.0,
         "entropy": min(3.0, s["entropy"] / tokens),
         "plateau": math.log10(signals.least("sampler")[2] / tokens + 1e-4),
@@ -160,6 +216,9 @@ def features(signals: Signals) -> dict[str, float]:
         "amount": math.log10(s["weighted_squared"] / tokens + 1e-14) / 2,
         "every": every(signals),
         "lost": ratio(s["lost"], s["weighted_squared"]),
+        "seen_above": seen_above,
+        "seen_sign": seen_sign,
+        "falls": falls(signals),
         "depth": (s["depth"] - RARE) / (s["sure_and_not"] + 1),
         **{f"by_{name}": pattern(signals, name) for name in PATTERNS},
         "bias": ratio(abs(float(signals.patterns["odds"][1].sum())), math.sqrt(tokens * s["cut_squared"])),

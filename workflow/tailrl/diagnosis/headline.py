@@ -5,14 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tailrl.analysis.format import count, short
-from tailrl.diagnosis.advice import CLOSE, EXPLAINS, NOTHING_TO_SAY
-from tailrl.diagnosis.causes import Cause, agrees, cause_words, disagrees_with_itself
+from tailrl.diagnosis.advice import EXPLAINS, NOTHING_TO_SAY
+from tailrl.diagnosis.causes import CLOSE, Cause, agrees, cause_words, disagrees_with_itself
 from tailrl.diagnosis.diagnosis import Diagnosis
-from tailrl.diagnosis.evidence import SIXTEEN_BITS
-from tailrl.diagnosis.features import features
 from tailrl.diagnosis.measure import Measured
 from tailrl.diagnosis.metrics import named_metrics, quantity
 from tailrl.diagnosis.sizes import LEVELS, band_of, limits
+from tailrl.diagnosis.sure import beyond_sixteen_bits
 from tailrl.diagnosis.trend import trend_of
 
 CERTAIN = 0.9  # how sure a cause is that is named without "probable"
@@ -142,7 +141,7 @@ def _grows_unlike_rounding(diagnosis: Diagnosis) -> bool:
 
 def _few_bits_fit(diagnosis: Diagnosis) -> bool:
     """Whether number formats may be the cause: nothing is to be mended, or rounding is at least as good as close."""
-    if diagnosis.advice.kind == "none":
+    if diagnosis.advice.kind in ("none", "ask"):
         return True
     sure = {one.name: one.sure for one in diagnosis.causes if not _is_fault(one)}
     is_close = bool(sure) and sure.get("precision", 0.0) >= CLOSE * max(sure.values())
@@ -152,7 +151,7 @@ def _few_bits_fit(diagnosis: Diagnosis) -> bool:
 def _remaining(diagnosis: Diagnosis) -> tuple[str, ...]:
     """What a log alone cannot tell apart, where it looks like rounding and is larger than 16 bits give."""
     causes, signals = diagnosis.causes, diagnosis.measured.signals
-    if not causes or causes[0].name != "precision" or 10 ** features(signals)["size"] <= SIXTEEN_BITS:
+    if not causes or causes[0].name != "precision" or not beyond_sixteen_bits(signals):
         return ()
     words = "weights or a cache of 8 or 4 bits; or another beginning or end of the prompt; or a mistake inside a model"
     return (f"It is larger than 16 bits gave. A log alone cannot tell which it is: {words}.",)

@@ -76,7 +76,7 @@ class Measured:
     Attributes:
         titles: the formats, with their numbers of sequences. frameworks: those that the rows name themselves.
         odd: numbers of tokens that were left out, by reason.
-        has: the optional columns that were found.
+        has: the optional columns that were found. experts: the words of the rows' column `experts`.
         sums_S: for each statistic of TOKEN its sum over each sequence's tokens; `tokens`: their number.
         extremes: the largest and least values over all tokens.
         floor: the same of the trainer against itself, over tokens that it scored a second time; None: not logged.
@@ -89,6 +89,7 @@ class Measured:
     frameworks: Counter[str] = field(default_factory=Counter)
     odd: Counter[str] = field(default_factory=Counter)
     has: set[str] = field(default_factory=set)
+    experts: set[str] = field(default_factory=set)
     parts: dict[str, list[FloatArray]] = field(default_factory=dict)
     extremes: dict[str, float] = field(default_factory=dict)
     bins: dict[str, FloatArray] = field(default_factory=dict)
@@ -122,6 +123,7 @@ class Measured:
         self.titles[title] += count
         self.frameworks.update(labels["framework"] for labels in log.labels_S if "framework" in labels)
         self.has |= log.has()
+        self.experts |= {labels.get("experts", "") for labels in log.labels_S}
         self.sequences += count
         if "again" in log.has():
             self.floor = self.floor or Measured()

@@ -3,6 +3,9 @@
 With t, s: the trainer's and the sampler's log-prob of a sampled token, nats; p, q: their probabilities; ℓ = t − s;
 d = tanh(ℓ/2) = (p − q)/(p + q); x = ℓ / (1 − p̄), p̄ the geometric mean of p and q. Under noise on the logits the size
 of x does not depend on p̄.
+
+Tokens to which both sides give exactly 1 are left out: a pruned policy has sets of one token at most places, and a
+median or a share over them would say nothing of the others.
 """
 
 from dataclasses import dataclass, field
@@ -47,6 +50,9 @@ PAIR_FACTOR = 1031
 EARLY, LATE = 4, 16
 """Tokens at a response's beginning; the place where its later part begins."""
 
+SHORTEST = 8
+"""Tokens of a response that is asked for the place where its mismatch changes."""
+
 DEEPEST = 15.0
 """Nats: −log-probs of tokens that only one side is certain of are cut there."""
 
@@ -68,7 +74,8 @@ class Signals:
         lowest: for either side, its least log-prob and the tokens with exactly that; lowest_places: their different
             pairs of place and token id, for a response that was sampled several times repeats its least log-prob.
         zeros: for either side, tokens that are left out: see `_filled`.
-        per_sequence: rows of (tokens, Σd, Σd², Σℓ, reward or advantage, version, step), one array a part.
+        per_sequence: rows of (tokens, Σd, Σd², Σℓ, reward or advantage, version, step, fall), one array a part. fall:
+            see `_falls`.
         floors: rows of (Σℓ², Σ of the squared noise floor) over tokens that the trainer scored twice, one array a part.
         vocabulary: the largest token id plus one.
     """
@@ -91,7 +98,7 @@ class Signals:
 
     def add(self, log: Log, sound_T: np.ndarray) -> None:
         """Adds a part of a log; `sound_T`: which tokens have two log-probs."""
-        sound_T = sound_T & ~self._filled(log, sound_T)
+        sound_T = sound_T & ~self._filled(log, sound_T) & ~((log.trainer_T == 0) & (log.sampler_T == 0))
         train_T, infer_T = np.minimum(log.trainer_T[sound_T], 0.0), np.minimum(log.sampler_T[sound_T], 0.0)
         sequence_T, position_T = log.sequence_T[sound_T], log.position_T[sound_T]
         if not len(train_T):
@@ -111,7 +118,7 @@ class Signals:
         size_T = np.log10(np.maximum(np.abs(x_T), 1e-12))
         self.sizes += np.histogram(size_T, SIZE_EDGES)[0]
         self._temperatures(train_T, infer_T, delta_T)
-        self._sequences(log, sequence_T, d_T, delta_T)
+        self._sequences(log, sequence_T, d_T, delta_T, size_T)
         self._floors(log, sequence_T, log.again_T[sound_T] - train_T, delta_T)
 
     def _filled(self, log: Log, sound_T: np.ndarray) -> np.ndarray:
@@ -206,6 +213,10 @@ class Signals:
             impossible=((train_T < -12) & (infer_T > train_T + 2)).sum(),
             entropy=-infer_T.sum(),
         )
+        for name, chosen_T in (("seen", log.seen_T[sound_T] == 1), ("new", log.seen_T[sound_T] == 0)):
+            own_T = delta_T[chosen_T]
+            self._count(**{f"{name}_sided": (own_T != 0).sum(), f"{name}_above": (own_T > 0).sum()})
+            self._count(**{f"{name}_size": np.abs(own_T).sum(), f"{name}_signed": own_T.sum()})
         again_T, recomputed_T = log.again_T[sound_T], log.recomputed_T[sound_T]
         both_T = np.isfinite(again_T)
         self._count(again=both_T.sum(), again_squared=((again_T - train_T)[both_T] ** 2).sum())
@@ -267,13 +278,16 @@ class Signals:
         squared_T = weight_T * delta_T**2
         self._count(weighted_squared=squared_T.sum(), lost=squared_T[infer_T > HEAD].sum())
 
-    def _sequences(self, log: Log, sequence_T: IntArray, d_T: FloatArray, delta_T: FloatArray) -> None:
+    def _sequences(
+        self, log: Log, sequence_T: IntArray, d_T: FloatArray, delta_T: FloatArray, size_T: FloatArray
+    ) -> None:
         count = len(log.start_S)
         first_S = np.minimum(log.start_S, len(log.advantage_T) - 1)
         advantage_S = log.advantage_T[first_S]
         gain_S = np.where(np.isfinite(advantage_S), advantage_S, log.reward_S)
         sums = [np.bincount(sequence_T, values, count) for values in (np.ones(len(d_T)), d_T, d_T**2, delta_T)]
-        self.per_sequence.append(np.array([*sums, gain_S, log.version_S, log.step_S]))
+        fall_S = _falls(sequence_T, size_T, count)
+        self.per_sequence.append(np.array([*sums, gain_S, log.version_S, log.step_S, fall_S]))
 
     def _floors(self, log: Log, sequence_T: IntArray, again_T: FloatArray, delta_T: FloatArray) -> None:
         both_T = np.isfinite(again_T)
@@ -281,5 +295,26 @@ class Signals:
         self.floors.append(np.array(squares))
 
     def sequences(self) -> FloatArray:
-        """Rows of tokens, Σd, Σd², Σℓ, gain, version and step: [7, S]."""
-        return np.concatenate(self.per_sequence, 1) if self.per_sequence else np.empty((7, 0))
+        """Rows of tokens, Σd, Σd², Σℓ, gain, version, step and fall: [8, S]."""
+        return np.concatenate(self.per_sequence, 1) if self.per_sequence else np.empty((8, 0))
+
+
+def _falls(sequence_T: IntArray, size_T: FloatArray, count: int) -> FloatArray:
+    """For each response, how much clearer log10 |x| falls at its best cut than it rises at its best one; NaN: too short.
+
+    At each cut the difference of the two sides' means over its standard error. Independent noise falls as it rises. In
+    a response that was begun with older weights it falls where they were exchanged.
+    """
+    found_S = np.full(count, np.nan)
+    starts = np.searchsorted(sequence_T, np.arange(count + 1))
+    for number in np.flatnonzero(np.diff(starts) >= SHORTEST):
+        own_T = size_T[starts[number] : starts[number + 1]]
+        spread = own_T.std()
+        if spread:
+            before_C = np.arange(2, len(own_T) - 1)
+            after_C = len(own_T) - before_C
+            sum_C = np.cumsum(own_T)[before_C - 1]
+            step_C = sum_C / before_C - (own_T.sum() - sum_C) / after_C
+            clear_C = step_C / np.sqrt(1 / before_C + 1 / after_C) / spread
+            found_S[number] = clear_C.max() + clear_C.min()
+    return found_S

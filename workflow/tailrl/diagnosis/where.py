@@ -13,6 +13,7 @@ much:
 """
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
@@ -51,10 +52,16 @@ Bools = NDArray[np.bool_]
 
 
 class WhereWords(Record):
-    """What is said of a place: `says` after "It is ...", and what to look at."""
+    """What is said of a place: `says` after "It is ...", and what to look at.
+
+    `cause`: a key of `causes.yaml` that the place tells. `named`: a regular expression that the column's name must match
+    for it.
+    """
 
     says: str
     look: str
+    cause: str = ""
+    named: str = ""
 
 
 @cache
@@ -72,7 +79,7 @@ class Place:
         grouping: a key of `where.yaml`. words: the place in words, such as "in 1 of 20 steps (12)".
         share: of the mismatch that is there, with its interval over responses. tokens: the share of the tokens.
         above, above_elsewhere: shares of tokens with Δ above 0, there and elsewhere.
-        whole: whether it is made of whole responses.
+        whole: whether it is made of whole responses. cause: a key of `causes.yaml` that the place tells, or empty.
         chosen_T: which tokens of the sample are there.
     """
 
@@ -84,6 +91,7 @@ class Place:
     above_elsewhere: float
     whole: bool
     chosen_T: Bools
+    cause: str = ""
 
     @property
     def look(self) -> str:
@@ -116,12 +124,13 @@ def percent(share: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Tokens:
-    """Sound tokens: amount_T, each one's mismatch; law_T, (1 − p)²; the rest as in a log."""
+    """Sound tokens: amount_T, each one's mismatch; law_T, (1 − p)²; sided_T, whether Δ is not 0; the rest as in a log."""
 
     log: Log
     amount_T: FloatArray
     law_T: FloatArray
     above_T: Bools
+    sided_T: Bools
     sequence_T: IntArray
     position_T: IntArray
     length_S: IntArray
@@ -153,7 +162,7 @@ def find_places(log: Log) -> tuple[Place, ...]:
     delta_T = trainer_T - sampler_T
     law_T = np.expm1((trainer_T + sampler_T) / 2) ** 2
     length_S = np.bincount(log.sequence_T, minlength=len(log.start_S))
-    tokens = _Tokens(log, _amount(delta_T), law_T, delta_T > 0, log.sequence_T, log.position_T, length_S)
+    tokens = _Tokens(log, _amount(delta_T), law_T, delta_T > 0, delta_T != 0, log.sequence_T, log.position_T, length_S)
     if not (tokens.amount_T.sum() > 0 and law_T.sum() > 0):
         return ()
     found = [place for grouping in GROUPINGS for place in grouping(tokens)]
@@ -318,11 +327,12 @@ def _in_most_blocks(
 
 def _sides_differ(tokens: _Tokens, chosen_T: Bools) -> bool:
     """Whether Δ is above 0 at most of the chosen tokens and at few of the others, or the other way round."""
-    if not 0 < chosen_T.sum() < len(chosen_T):
+    there_T, elsewhere_T = chosen_T & tokens.sided_T, ~chosen_T & tokens.sided_T
+    if not (there_T.any() and elsewhere_T.any()):
         return False
-    apart = float(tokens.above_T[chosen_T].mean() - tokens.above_T[~chosen_T].mean())
-    above_T = tokens.above_T if apart > 0 else ~tokens.above_T
-    ones_T = np.ones(len(above_T))
+    apart = float(tokens.above_T[there_T].mean() - tokens.above_T[elsewhere_T].mean())
+    above_T = (tokens.above_T if apart > 0 else ~tokens.above_T) & tokens.sided_T
+    ones_T = tokens.sided_T.astype(np.float64)
     block_T = tokens.sequence_T % BLOCKS
     return abs(apart) >= SIDES_APART and _in_most_blocks(block_T, chosen_T, above_T.astype(np.float64), ones_T, 1.0)
 
@@ -391,8 +401,9 @@ def _place(tokens: _Tokens, grouping: str, chosen_T: Bools, whole: bool, **words
     inside_T = np.where(chosen_T, tokens.amount_T, 0.0)
     share = ratio_interval(inside_T, tokens.amount_T, tokens.sequence_T)
     share = Interval(share.mean, max(0.0, share.low), min(1.0, share.high), share.n)
-    above, elsewhere = (
-        float(tokens.above_T[part_T].mean()) if part_T.any() else 0.0 for part_T in (chosen_T, ~chosen_T)
-    )
-    said = where_words()[grouping].says.format(**words)
-    return Place(grouping, said, share, float(chosen_T.mean()), above, elsewhere, whole, chosen_T)
+    parts = (chosen_T & tokens.sided_T, ~chosen_T & tokens.sided_T)
+    above, elsewhere = (float(tokens.above_T[part_T].mean()) if part_T.any() else 0.0 for part_T in parts)
+    known = where_words()[grouping]
+    cause = known.cause if re.search(known.named, str(words.get("name", "")), re.IGNORECASE) else ""
+    said = known.says.format(**words)
+    return Place(grouping, said, share, float(chosen_T.mean()), above, elsewhere, whole, chosen_T, cause)
