@@ -70,10 +70,14 @@ class Answer:
 
     @property
     def right(self) -> bool:
-        """Whether one or two causes are named and a planted one is among them; of a clean log, whether none is named."""
+        """Whether a planted cause is among what is named: faults of the log, and one or two causes beside them.
+
+        Of a clean log, whether none is named.
+        """
         if not self.case.truth:
             return not self.causes
-        return len(self.named) in (1, 2) and bool({*self.named} & {*self.case.truth})
+        faults = {one.name for one in self.causes if cause_words()[one.name].fault}
+        return len(self.named) in (1, 2) and bool({*self.named, *faults} & {*self.case.truth})
 
     @property
     def all_named(self) -> bool:
@@ -217,9 +221,7 @@ def case_rows(answers: Sequence[Answer]) -> list[dict[str, object]]:
     ]
 
 
-def publish(
-    answers: Sequence[Answer], few: Sequence[tuple[int, Answer]], plan: Mapping[str, Any], out: Path
-) -> None:
+def publish(answers: Sequence[Answer], few: Sequence[tuple[int, Answer]], plan: Mapping[str, Any], out: Path) -> None:
     """The tables as CSV, and the page. `few`: answers to the first tokens of each log, with their number."""
     known = {id(one.case): one.matters for one in answers}
     kept = [(tokens, one) for tokens, one in few if known[id(one.case)]]
@@ -249,12 +251,12 @@ def page(answers: Sequence[Answer], tables: Mapping[str, list[dict[str, object]]
         "# The exam of causes",
         f"{len(answers)} logs of known cause, on models that the rules of `tailrl diagnose` were not settled on. "
         "`benchmarks/diagnose_exam.yaml` has the design, and was fixed before these logs were made and diagnosed.",
-        "An answer is right if the page names one cause and it was planted, or if it leaves two open and one of them was. "
-        "Of a clean log it is right if none is named. A case counts if k3 is above ten times that of the trainer "
+        "An answer is right if the page names one cause and it was planted, or if it leaves two open and one of them "
+        "was. Of a clean log it is right if none is named. A case counts if k3 is above ten times that of the trainer "
         "against itself, or if the log itself has a fault. Intervals are Wilson's, at 95 %.",
-        f"Limits: {limits['right']:.0%} right; two causes in at most {limits['two']:.0%} of the answers; weights advised "
-        f"where a fix is due in at most {limits['weights']:.0%}; at most {limits['false_alarms']:.1%} of clean logs with "
-        "a cause.",
+        f"Limits: {limits['right']:.0%} right; two causes in at most {limits['two']:.0%} of the answers; weights "
+        f"advised where a fix is due in at most {limits['weights']:.0%}; at most {limits['false_alarms']:.1%} of clean "
+        "logs with a cause.",
         _met(tables["groups"], limits),
         str(plan["notes"]).strip(),
         "## By group",

@@ -23,7 +23,9 @@ def _rope(base: Any, by: float) -> None:
 def _depth(base: Any, by: float) -> None:
     """Positions after this one are half as far again from it."""
 
-    def stretched(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def stretched(
+        _: nn.Module, given: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         position = named["position_ids"] if "position_ids" in named else given[1]
         moved = torch.where(position > by, by + 1.5 * (position - by), position.float())
         if "position_ids" in named:

@@ -79,9 +79,11 @@ SPECS = (
     Spec("doubles_128", "settle", "doubles", "llama", 61, layers=4, vocabulary=650),
     Spec("signs_mixture", "settle", "signs", "mixture", 62, hidden=96, layers=3, vocabulary=720, vllm=True),
     Spec("words_160", "settle", "words", "llama", 21, hidden=160, layers=3, vocabulary=1500),
-    Spec("smollm2", "settle", "words", "pretrained", 23, steps=0, responses=24, longest=24, vllm=True),
+    Spec("smollm2", "settle", "words", "pretrained", 23, steps=0, responses=12, longest=24, vllm=True),
     Spec("evens_qwen3", "judge", "evens", "qwen3", 71, hidden=160, layers=3, vocabulary=560, responses=64, vllm=True),
-    Spec("clocks_mixture", "judge", "clocks", "mixture", 72, hidden=96, layers=2, vocabulary=680, responses=64, vllm=True),
+    Spec(
+        "clocks_mixture", "judge", "clocks", "mixture", 72, hidden=96, layers=2, vocabulary=680, responses=64, vllm=True
+    ),
 )
 
 
@@ -201,7 +203,11 @@ def _write_base(spec: Spec, folder: Path) -> None:
         experts=8 if mixture else None,
         max_length=2 * MAX_LENGTH,
     )
-    model = _qwen3(settings, tokenizer, spec.seed) if spec.kind == "qwen3" else create_policy(settings, tokenizer, spec.seed)
+    model = (
+        _qwen3(settings, tokenizer, spec.seed)
+        if spec.kind == "qwen3"
+        else create_policy(settings, tokenizer, spec.seed)
+    )
     warm_start(model, tokenizer, lessons, WarmStart(batch=64, learning_rate=3e-3))
     save_policy(model, tokenizer, folder)
 

@@ -17,8 +17,8 @@ PENALTIES = (1.0, 3.0)
 EASE_F = np.array([0.1 if name in ("older", "later", "moved") else 1.0 for name in FEATURES])
 """By feature, a factor of the penalty: versions and recomputed log-probs say much, and few logs have them."""
 
-FEWEST = (3.0, 3000.0)
-"""Tokens: the ends of what is asked for `few_tokens`."""
+FEWEST = (20.0, 3000.0)
+"""Tokens: the ends of what is asked for `few_tokens`. Below, two tokens would name a cause."""
 
 
 def standardised(value_CF: FloatArray, mean_F: FloatArray, scale_F: FloatArray) -> FloatArray:
@@ -125,7 +125,8 @@ def few_tokens(
 ) -> float:
     """The number of tokens that halves how sure a cause is: by the log-loss of first answers to parts of logs.
 
-    `parts`: the number of the log, the tokens of the part, its features. A part is answered by a fit to other models' logs.
+    `parts`: the number of the log, the tokens of the part, its features. A part is answered by a fit to the logs of
+    other models.
     """
     mean_F, scale_F = np.array([*data["mean"].values()]), np.array([*data["scale"].values()])
     known_CF = standardised(value_CF, mean_F, scale_F)

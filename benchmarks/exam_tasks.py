@@ -10,7 +10,9 @@ from tailrl.config.tasks.words import WordsTask
 from tailrl.tasks.problem import Problem
 from tailrl.tasks.registry import load_task
 
-Task = Literal["arithmetic", "words", "reverse", "lengths", "series", "initials", "numbers", "doubles", "signs", "evens", "clocks"]
+Task = Literal[
+    "arithmetic", "words", "reverse", "lengths", "series", "initials", "numbers", "doubles", "signs", "evens", "clocks"
+]
 
 TASKS: dict[Task, str] = {
     "arithmetic": "solves small sums",

@@ -152,10 +152,10 @@ ANSWERS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...], str]] = {
     "c10_last_three.jsonl": (
         "Bad",
         ("in the last 3 tokens of the responses of 56",),
-        ("precision",),
+        ("last", "precision"),
         "The limit of tok",
     ),
-    "c11_pinned_weights.jsonl": ("Bad: k3", (), ("precision",), "Compare a checksum of the engine's weights"),
+    "c11_pinned_weights.jsonl": ("Bad: k3", (), ("stale",), "Compare a checksum of the engine's weights"),
     "c24_bypass_copies.jsonl": ("Nothing can be said", (), (), "bypass_mode=false"),
     "c25_rep_age3.jsonl": ("Bad", ("sides",), ("penalty",), "repetition_penalty"),
     "f_padded_0.jsonl": ("Not bad", (), (), "Log a mask"),
@@ -164,7 +164,7 @@ ANSWERS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...], str]] = {
 
 @pytest.mark.parametrize("name", ANSWERS)
 def test_what_is_answered_first(name: str, cases: Path) -> None:
-    """Where a log alone cannot tell a cause, as of c03 and c11, the answer says what remains and what to compare."""
+    """Where a log alone cannot tell a cause, as of c03, the answer says what remains and what to compare."""
     level, places, causes, do = ANSWERS[name]
     found = diagnose(cases / name)
     answer = headline(found)
@@ -174,7 +174,9 @@ def test_what_is_answered_first(name: str, cases: Path) -> None:
         assert place.grouping == words or place.words.startswith(words)
     first = [one[0].name for one in (found.causes, found.elsewhere) if one]
     assert not causes or tuple(first[: len(causes)]) == causes
-    if name in ("c03_double_bos.jsonl", "c11_pinned_weights.jsonl"):
+    if name == "c10_last_three.jsonl":
+        assert "the last tokens of responses" in answer.why[0] and answer.why[0].startswith("There: ")
+    if name == "c03_double_bos.jsonl":
         assert any("A log alone cannot tell which it is" in sentence for sentence in answer.why)
     if name == "c11_pinned_weights.jsonl":
         assert any(sentence.startswith("It grows with the steps") for sentence in answer.where)

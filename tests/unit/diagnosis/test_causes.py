@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from causes_fixture import floor, rows, same, top_p
 
+from tailrl.diagnosis.advice import tells_age
 from tailrl.diagnosis.causes import (
-    FEW_TOKENS,
     LEAST_SURE,
     NAMED,
     Cause,
@@ -16,13 +16,15 @@ from tailrl.diagnosis.causes import (
     cause_words,
     find_causes,
     find_faults,
-    settled,
-    shapes,
+    fitting,
 )
+from tailrl.diagnosis.diagnosis import diagnose_parts
 from tailrl.diagnosis.evidence import EVIDENCE, evidence
-from tailrl.diagnosis.features import FEATURES, features
+from tailrl.diagnosis.features import FEATURES, falls, features
 from tailrl.diagnosis.log import LoggedRow, pack
 from tailrl.diagnosis.measure import Measured, measure
+from tailrl.diagnosis.sure import beyond_sixteen_bits, settled, shapes
+from tailrl.diagnosis.where import where_words
 
 
 def measured(found: list[LoggedRow]) -> Measured:
@@ -37,6 +39,9 @@ def test_every_cause_has_words_evidence_and_a_probability() -> None:
     sure, known = settled(), cause_words()
     assert set(EVIDENCE) == {name for name, said in known.items() if not said.by_place}
     assert set(sure.checks) == {name for name, said in known.items() if said.fault}
+    by_place = {name for name, said in known.items() if said.by_place}
+    of_places = {words.cause for words in where_words().values() if words.cause}
+    assert by_place <= of_places and set(sure.places) == of_places | {"penalty"} <= set(known)
     shapes = {name for name, said in known.items() if not (said.fault or said.by_place)}
     assert {column.partition("/")[0] for column in sure.weights} == shapes
     for numbers in (sure.mean, sure.scale, *(dict(w) for w in sure.weights.values())):
@@ -175,17 +180,19 @@ def test_two_faults_and_a_cause_are_all_named() -> None:
 
 def test_none_of_these(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the model finds every cause improbable, `unknown` comes first, as sure as the others are not."""
-    monkeypatch.setattr("tailrl.diagnosis.causes.shapes", lambda _: {"stale": LEAST_SURE - 0.1, "floor": NAMED / 2})
+    monkeypatch.setattr(
+        "tailrl.diagnosis.causes.shapes", lambda *_, **__: {"stale": LEAST_SURE - 0.1, "floor": NAMED / 2}
+    )
     causes = find_causes(measured(rows(noise=0.1)))
     assert names(causes) == ["unknown", "stale"]
     tokens = measured(rows(noise=0.1)).tokens
-    enough = tokens / (tokens + FEW_TOKENS)
+    enough = tokens / (tokens + settled().few_tokens)
     expected = [enough * (1.1 - LEAST_SURE), enough * (LEAST_SURE - 0.1)]
     assert [cause.sure for cause in causes] == pytest.approx(expected)
     given = {"stale": LEAST_SURE - 0.1, "unknown": LEAST_SURE - 0.2}
-    monkeypatch.setattr("tailrl.diagnosis.causes.shapes", lambda _: given)
+    monkeypatch.setattr("tailrl.diagnosis.causes.shapes", lambda *_, **__: given)
     assert names(find_causes(measured(rows(noise=0.1)))) == ["unknown", "stale"]
-    monkeypatch.setattr("tailrl.diagnosis.causes.shapes", lambda _: {"stale": LEAST_SURE + 0.1})
+    monkeypatch.setattr("tailrl.diagnosis.causes.shapes", lambda *_, **__: {"stale": LEAST_SURE + 0.1})
     assert names(find_causes(measured(rows(noise=0.1)))) == ["stale"]
 
 
@@ -203,7 +210,8 @@ def test_evidence_has_numbers() -> None:
 def test_evidence_says_what_16_bits_give() -> None:
     """The median of |Δ|/(1 − p) beside the largest of a 16-bit format, and the patterns that rounding lacks."""
     small, large = (EVIDENCE["precision"](measured(rows(noise=noise))) for noise in (0.003, 0.3))
-    assert "16 bits give as much." in small[0] and "16 bits gave at most 0.025:" in large[0]
+    most = f"16 bits gave at most {settled().sixteen_bits:g}:"
+    assert "16 bits give as much." in small[0] and most in large[0]
     (pattern,) = EVIDENCE["unknown"](measured(rows(trainer=lambda z: 1.3 * z)))[1:]
     share = float(pattern.split(" %")[0].split()[-1])
     assert share > 30 and "the token's probability" in pattern
@@ -216,10 +224,10 @@ def test_a_log_prob_of_a_masks_fill_is_counted_and_no_crash() -> None:
 
 
 def test_few_tokens_make_a_cause_less_sure() -> None:
-    """By the factor n / (n + FEW_TOKENS); of two tokens nothing is named."""
+    """By the factor n / (n + few_tokens); of two tokens nothing is named."""
     found = rows(noise=0.1)
     whole = measured(found)
-    assert find_causes(whole)[0].sure < whole.tokens / (whole.tokens + FEW_TOKENS)
+    assert find_causes(whole)[0].sure < whole.tokens / (whole.tokens + settled().few_tokens)
     two = LoggedRow("", found[0].sampler_T[:2], found[0].trainer_T[:2])
     assert find_causes(measured([two])) == ()
 
@@ -232,3 +240,95 @@ def test_evidence_that_is_none_is_not_printed() -> None:
         if name not in ("nan", "mask", "shift", "clipped"):
             sentences = " ".join(evidence(name, log))
             assert not re.search(r"(?<![\d.])0 %", sentences), (name, sentences)
+
+
+def of_steps(found: list[LoggedRow], lag: float | None) -> list[LoggedRow]:
+    """The rows over eight steps, with versions that are so many steps behind; NaN: without; None: by 0 to 6 steps."""
+    made = []
+    for number, row in enumerate(found):
+        step = 10.0 + number * 8 // len(found)
+        made.append(replace(row, step=step, version=step - (2 * (number % 4) if lag is None else lag)))
+    return made
+
+
+def test_a_version_behind_is_no_sign_of_stale_weights() -> None:
+    """An asynchronous run has its versions behind, whatever its mismatch is: the same causes as without a version."""
+    plain = find_causes(measured(of_steps(rows(noise=0.02), np.nan)))
+    for lag in (3.0, 12.0):
+        behind = measured(of_steps(rows(noise=0.02), lag))
+        assert find_causes(behind) == plain and not tells_age(behind.signals)
+    mixed = measured(of_steps(rows(noise=0.02), None))
+    assert abs(features(mixed.signals)["older"]) < 0.3 and not tells_age(mixed.signals)
+
+
+def test_growth_with_the_age_is_one() -> None:
+    """Responses of older weights have the larger mismatch; the same mismatch with equal versions tells no age."""
+    parts = [rows(noise=noise, seed=seed, count=32) for seed, noise in enumerate((0.01, 0.03, 0.1, 0.2))]
+    found = [row for four in zip(*parts, strict=True) for row in four]
+    grown, equal = measured(of_steps(found, None)), measured(of_steps(found, 6.0))
+    assert features(grown.signals)["older"] > 0.8 and tells_age(grown.signals)
+    assert features(equal.signals)["older"] == 0.0 and not tells_age(equal.signals)
+    assert shapes(features(grown.signals))["stale"] > shapes(features(equal.signals))["stale"]
+    sentence = evidence("stale", grown)[0]
+    assert sentence.startswith("It grows with the age of the sampler's weights") and "3 versions" in sentence
+
+
+def test_sets_of_one_token_change_no_cause() -> None:
+    """A pruned policy has log-probs of exactly 0 on both sides at most places: medians are of the others."""
+    random = np.random.default_rng(0)
+    found = rows(noise=0.02)
+    pruned = []
+    for row in found:
+        places = np.sort(random.integers(0, len(row.sampler_T) + 1, 4 * len(row.sampler_T)))
+        sampler_T, trainer_T = (np.insert(own_T, places, 0.0) for own_T in (row.sampler_T, row.trainer_T))
+        pruned.append(replace(row, sampler_T=sampler_T, trainer_T=trainer_T, token_T=np.arange(len(sampler_T)) % 7))
+    few, all_tokens = features(measured(found).signals), features(measured(pruned).signals)
+    for name in ("size", "quiet", "spread", "tail", "above", "entropy", "law"):
+        assert all_tokens[name] == pytest.approx(few[name]), name
+    assert names(find_causes(measured(pruned)))[0] == names(find_causes(measured(found)))[0] == "precision"
+
+
+@pytest.mark.parametrize(("experts", "first"), [(None, "routing"), ("8", "routing"), ("0", "precision")])
+def test_routing_is_no_cause_where_no_model_has_experts(
+    experts: str | None, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A column with the number of experts says it; the others share what is left."""
+    found = [replace(row, labels={"experts": experts} if experts else {}) for row in rows(noise=0.02)]
+    shape = features(measured(found).signals)
+    without = shapes(shape, without={"routing"})
+    assert "routing" not in without and sum(without.values()) == pytest.approx(1)
+    given = {"routing": 0.6, "precision": 0.4}
+
+    def fake(_: object, without: set[str]) -> dict[str, float]:
+        left = {name: value for name, value in given.items() if name not in without}
+        return {name: value / sum(left.values()) for name, value in left.items()}
+
+    monkeypatch.setattr("tailrl.diagnosis.causes.shapes", fake)
+    assert names(find_causes(measured(found)))[0] == first
+
+
+def test_above_16_bits_the_page_asks_for_8_or_4() -> None:
+    """Rounding within 16 bits needs nothing; above, the answer is one of two, and no weights are set."""
+    small, large = (diagnose_parts([("a", pack(rows(noise=noise)))]) for noise in (0.01, 0.1))
+    assert not beyond_sixteen_bits(small.measured.signals) and beyond_sixteen_bits(large.measured.signals)
+    assert fitting(small.causes, small.measured.signals) == ("precision",) and small.advice.kind == "none"
+    assert fitting(large.causes, large.measured.signals) == ("precision", "prompt")
+    assert large.advice.kind == "ask" and large.advice.name is None
+    assert "8 or 4 bits?" in large.advice.words and "Set no weights" in large.advice.words
+
+
+def test_weights_exchanged_within_responses() -> None:
+    """The mismatch falls where newer weights took over; noise falls as it rises."""
+    random = np.random.default_rng(0)
+    made = []
+    for older, newer in zip(rows(noise=0.2), rows(noise=0.01), strict=True):
+        cut = random.integers(4, len(older.sampler_T) - 4)
+        made.append(
+            replace(
+                newer,
+                sampler_T=np.concatenate([older.sampler_T[:cut], newer.sampler_T[cut:]]),
+                trainer_T=np.concatenate([older.trainer_T[:cut], newer.trainer_T[cut:]]),
+            )
+        )
+    assert falls(measured(made).signals) > 2 > abs(falls(measured(rows(noise=0.1)).signals))
+    assert "standard errors" in evidence("in_flight", measured(made))[0]

@@ -111,7 +111,10 @@ def test_the_data_fit_the_published_schema(
 def test_a_log_says_its_framework_and_the_option_another(
     logs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    log = str(logs / "large.jsonl")
+    old = [row | {"recomputed_logprobs": row["sampler_logprobs"]} for row in rows(0.5)]
+    write_lines(logs / "old.jsonl", old)
+    monkeypatch.setattr("tailrl.diagnosis.causes.shapes", lambda *_, **__: {"stale": 1.0})  # what has lines to set
+    log = str(logs / "old.jsonl")
     run(monkeypatch, "diagnose", log)
     text = capsys.readouterr().out
     assert "\nTRL 1.16.0:\n" in text and "\nverl 0.9.1:\n" not in text

@@ -83,8 +83,8 @@ class Advice:
     """What to do.
 
     Attributes:
-        kind: `none`, no correction is needed; `ask`, it depends on what the log does not say; `fix`, remove the cause first, and use `name` until then; `remedy`, use
-            `name`; `beyond`, no remedy keeps enough of the sample.
+        kind: `none`, no correction is needed; `ask`, it depends on what the log does not say; `fix`, remove the cause
+            first, and use `name` until then; `remedy`, use `name`; `beyond`, no remedy keeps enough of the sample.
         words: what to do.
         name, threshold: the remedy's key in `replay.yaml` and its setting; None: no remedy.
         gives: what the remedy keeps and leaves of this log, or why there is none; empty where none was asked for.
@@ -136,11 +136,15 @@ def deciding_cause(causes: Sequence[Cause], harmless: bool = False) -> Cause | N
 
     A close second one counts too, unless the mismatch is `harmless`: of a size at which nothing needs to be mended.
     """
+    fixed = {
+        name for rule in advice_rules().rules if rule.fact is None and rule.kind == "fix" for name in rule.causes or ()
+    }
+    fixed -= {name for rule in advice_rules().rules if rule.kind == "remedy" for name in rule.causes or ()}
     probable = [one for one in causes if one.sure >= SURE]
+    if not probable and sum(one.sure for one in causes[:2]) >= SURE and fixed >= {one.name for one in causes[:2]}:
+        return causes[0]  # either of the two is to be fixed
     if probable and not harmless:
         probable = [one for one in causes if one.sure >= min(SURE, CLOSE * probable[0].sure)]
-    by_cause = [rule for rule in advice_rules().rules if rule.fact is None and rule.kind == "fix"]
-    fixed = {name for rule in by_cause for name in rule.causes or ()}
     return next((one for one in probable if one.name in fixed), probable[0] if probable else None)
 
 

@@ -1,12 +1,12 @@
 """The diagnosis of a log: what was measured, what caused it, what each remedy would do, and the worst responses."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Protocol
 
 from tailrl.diagnosis.advice import Advice, advise, framework_of
-from tailrl.diagnosis.causes import Cause, agrees, cause_words, find_causes
+from tailrl.diagnosis.causes import NAMED, Cause, agrees, cause_words, find_causes
 from tailrl.diagnosis.exact_checks import ExactChecks, Fault
 from tailrl.diagnosis.lags import LagsAndDepths, SizeRow
 from tailrl.diagnosis.left_out import LeftOut
@@ -18,6 +18,7 @@ from tailrl.diagnosis.responses import Response, Worst
 from tailrl.diagnosis.sure import settled
 from tailrl.diagnosis.tables import read_table
 from tailrl.diagnosis.where import NEARLY_ALL, Place, find_places, sound
+
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
@@ -136,16 +137,22 @@ def _by_place(measured: Measured, log: Log | None) -> tuple[tuple[Place, ...], t
         return places, find_causes(measured), ()
     there, elsewhere = (measure([("", part_of(log, chosen_T))]) for chosen_T in (focus.chosen_T, ~focus.chosen_T))
     faults = tuple(cause for cause in find_causes(measured) if cause_words()[cause.name].fault)
-    causes = tuple(cause for cause in find_causes(there) if not cause_words()[cause.name].fault) if focus.whole else ()
-    return places, (*faults, *(_of_place(focus, causes) or causes)), find_causes(elsewhere)
+    shaped = [cause for cause in find_causes(there if focus.whole else measured) if not cause_words()[cause.name].fault]
+    if focus.cause and "mask" not in [fault.name for fault in faults]:  # a filling has a place of its own
+        shaped = _of_place(focus, shaped)
+    elif not focus.whole:
+        shaped = []
+    return places, (*faults, *shaped), find_causes(elsewhere)
 
 
-def _of_place(place: Place, shaped: Sequence[Cause]) -> tuple[Cause, ...]:
-    """The cause that the place tells, if it tells one; `shaped`: those that the shape of the mismatch there tells."""
-    if not place.cause:
-        return ()
+def _of_place(place: Place, shaped: Sequence[Cause]) -> list[Cause]:
+    """The cause that the place tells; those that the shape of the mismatch tells share what is left."""
+    told = settled().places[place.cause]
     looks = [f"There it looks like {cause_words()[one.name].title} ({one.sure:.0%})." for one in shaped[:1]]
-    return (Cause(place.cause, settled().places[place.cause], (place.sentence(), *looks)),)
+    same = sum(one.sure for one in shaped if one.name == place.cause)
+    first = Cause(place.cause, told + (1 - told) * same, (place.sentence(), *looks))
+    rest = [replace(one, sure=(1 - told) * one.sure) for one in shaped if one.name != place.cause]
+    return sorted([first, *(one for one in rest if one.sure >= NAMED)], key=lambda one: -one.sure)
 
 
 def diagnose(table: Table, columns: Mapping[str, str] | None = None) -> Diagnosis:

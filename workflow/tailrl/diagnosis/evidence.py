@@ -9,9 +9,9 @@ from tailrl.diagnosis.features import (
     falls,
     features,
     gain,
-    growth,
     grows_with,
-    lag,
+    growth,
+    mean_lag,
     ratio,
     source,
     temperature,
@@ -140,13 +140,13 @@ def _stale(measured: Measured) -> list[str]:
     signals, sentences = measured.signals, []
     if grows_with(signals, "lag"):
         sentences.append(
-            "It grows with the age of the sampler's weights: the correlation of a response's mismatch with step − version "
-            f"is {growth(signals, 'lag'):+.2f}, at {lag(signals):.3g} versions on average."
+            "It grows with the age of the sampler's weights: the correlation of a response's mismatch with step − "
+            f"version is {growth(signals, 'lag'):+.2f}, at {mean_lag(signals):.3g} versions on average."
         )
     if grows_with(signals, "step"):
         sentences.append(
-            "It grows with the steps, and no logged age of the weights does: the correlation of a response's mismatch with "
-            f"the step is {growth(signals, 'step'):+.2f}, as where weights do not arrive at the engine."
+            "It grows with the steps, and no logged age of the weights does: the correlation of a response's mismatch "
+            f"with the step is {growth(signals, 'step'):+.2f}, as where weights do not arrive at the engine."
         )
     if signals.sums["recomputed"]:
         share = max(0.0, 1 - ratio(signals.sums["engine_squared"], signals.sums["paired"], 1.0))
@@ -186,16 +186,16 @@ def _seen(measured: Measured) -> list[str]:
 
 def _in_flight(measured: Measured) -> list[str]:
     return [
-        f"Within a response the mismatch falls at one place, by {falls(measured.signals):.2g} standard errors more than "
-        "it rises at another one, on average over responses."
+        f"Within a response the mismatch falls at one place, by {falls(measured.signals):.2g} standard errors more "
+        "than it rises at another one, on average over responses."
     ]
 
 
 def _at_places(measured: Measured) -> list[str]:
     shape = features(measured.signals)
     return [
-        f"|Δ|/(1 − p) of a response's last token is {10 ** shape['last']:.2g} times that of its middle, of tokens after "
-        f"the first {LATE} {10 ** shape['late']:.2g} times."
+        f"|Δ|/(1 − p) of a response's last token is {10 ** shape['last']:.2g} times that of its middle, of tokens "
+        f"after the first {LATE} {10 ** shape['late']:.2g} times."
     ]
 
 
@@ -205,8 +205,8 @@ def _noise(measured: Measured) -> list[str]:
     sixteen = (
         "16 bits give as much."
         if not beyond_sixteen_bits(signals)
-        else f"On logs of known cause 16 bits gave at most {settled().sixteen_bits:g}: look for weights or a cache of fewer "
-        "bits, or for a mistake inside a model."
+        else f"On logs of known cause 16 bits gave at most {settled().sixteen_bits:g}: look for weights or a cache of "
+        "fewer bits, or for a mistake inside a model."
     )
     sentences = [
         f"|Δ|/(1 − p) has the median {10 ** shape['size']:.2g} nats, {10 ** shape['spread']:.2g} times that at 90 % "

@@ -113,7 +113,7 @@ def grows_with(signals: Signals, by: Literal["lag", "step"]) -> bool:
     return growth(signals, by) > CLEAR / math.sqrt(max(signals.sequences().shape[1], CLEAR**2))
 
 
-def lag(signals: Signals) -> float:
+def mean_lag(signals: Signals) -> float:
     """Mean of step − version, steps, where both are logged; 0 where none is."""
     *_, version_S, step_S, _ = signals.sequences()
     known_S = np.isfinite(version_S) & np.isfinite(step_S)
@@ -166,7 +166,8 @@ def features(signals: Signals) -> dict[str, float]:
     tokens is above that of rare ones. head_sign, rare_sign: Σℓ/Σ|ℓ|. first, early, last, late: decades of |x| there
     above the middle's. neighbours: correlation of x with the next token's; size_neighbours: of |x|. disagreement,
     impossible: log10 of the shares of tokens that the sampler is sure of and the trainer finds rare, and that the
-    trainer gives e^−12 and the sampler far more. gain: see above. older, later: `growth` by lag and by step. moved: how much of Σℓ² is the trainer's own,
+    trainer gives e^−12 and the sampler far more. gain: see above. older, later: `growth` by lag and by step. moved: how
+    much of Σℓ² is the trainer's own,
     where its recomputed log-probs are logged. entropy: mean −s, nats. plateau: log10 of the share of tokens within
     half a nat of the sampler's least log-prob. crossing, one_sided: whether certain and rare tokens err to different
     sides, or to one. crossed_source, sided_source: these with the source: temperatures cross, and the source says

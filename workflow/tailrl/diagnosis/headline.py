@@ -16,7 +16,7 @@ from tailrl.diagnosis.trend import trend_of
 
 CERTAIN = 0.9  # how sure a cause is that is named without "probable"
 LEAST_SURE = 0.5  # of a cause that is called probable
-MOST_NAMED = 3
+MOST_NAMED = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,15 +128,19 @@ def why(diagnosis: Diagnosis) -> tuple[str, ...]:
     if focus is None:
         mismatched = None if agrees(diagnosis.measured.signals) else diagnosis.measured.tokens
         return (cause_sentence(diagnosis.causes, mismatched), *_remaining(diagnosis))
-    there = (f"There: {_lower(cause_sentence(diagnosis.causes))}",) if focus.whole else ()
+    there = (f"There: {_lower(cause_sentence(diagnosis.causes))}",) if focus.whole or focus.cause else ()
     return *there, f"Elsewhere: {_lower(cause_sentence(diagnosis.elsewhere))}"
 
 
-def _grows_unlike_rounding(diagnosis: Diagnosis) -> bool:
-    """Whether the first cause is rounding and the size grows to one that rounding in 16 bits has not."""
+def _grows(diagnosis: Diagnosis) -> bool:
+    """Whether the size grows to one that rounding in 16 bits has not."""
     trend = trend_of(diagnosis.measured)
-    grows = trend is not None and trend.grows and diagnosis.advice.kind != "none"
-    return grows and bool(diagnosis.causes) and diagnosis.causes[0].name == "precision"
+    return trend is not None and trend.grows and diagnosis.advice.kind != "none"
+
+
+def _grows_unlike_rounding(diagnosis: Diagnosis) -> bool:
+    """Whether the first cause is rounding, and the size grows."""
+    return bool(diagnosis.causes) and diagnosis.causes[0].name == "precision" and _grows(diagnosis)
 
 
 def _few_bits_fit(diagnosis: Diagnosis) -> bool:
@@ -145,7 +149,7 @@ def _few_bits_fit(diagnosis: Diagnosis) -> bool:
         return True
     sure = {one.name: one.sure for one in diagnosis.causes if not _is_fault(one)}
     is_close = bool(sure) and sure.get("precision", 0.0) >= CLOSE * max(sure.values())
-    return is_close and not _is_wrong(diagnosis) and not _grows_unlike_rounding(diagnosis)
+    return is_close and not _is_wrong(diagnosis) and not _grows(diagnosis)
 
 
 def _remaining(diagnosis: Diagnosis) -> tuple[str, ...]:
@@ -174,7 +178,7 @@ def cause_sentence(causes: Sequence[Cause], mismatched: int | None = None) -> st
     close = [one for one in others if one.sure >= CLOSE * first.sure]
     if close:
         fitting = " or ".join(_named(one) for one in (first, *close))
-        return f"{'Two' if len(close) == 1 else 'Three'} causes fit: {fitting}."
+        return f"Two causes fit: {fitting}."
     if first.name == "unknown":
         return f"No known cause fits ({first.sure:.0%} sure)."
     if first.sure >= CERTAIN:

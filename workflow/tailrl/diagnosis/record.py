@@ -85,8 +85,8 @@ class AdviceRecord(Record):
     """What to do."""
 
     kind: Literal["none", "ask", "fix", "remedy", "beyond"] = Field(
-        description="none: no correction; ask: it depends on what the log does not say; fix: the cause first, the remedy "
-        "until then; remedy; beyond: none helps"
+        description="none: no correction; ask: it depends on what the log does not say; fix: the cause first, the "
+        "remedy until then; remedy; beyond: none helps"
     )
     do: str
     remedy: str | None = Field(description="a key of diagnosis/replay.yaml")

@@ -300,7 +300,9 @@ class Signals:
 
 
 def _falls(sequence_T: IntArray, size_T: FloatArray, count: int) -> FloatArray:
-    """For each response, how much clearer log10 |x| falls at its best cut than it rises at its best one; NaN: too short.
+    """For each response, how much clearer log10 |x| falls at its best cut than it rises at its best one.
+
+    NaN: it is too short.
 
     At each cut the difference of the two sides' means over its standard error. Independent noise falls as it rises. In
     a response that was begun with older weights it falls where they were exchanged.

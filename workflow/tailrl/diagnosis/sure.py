@@ -22,7 +22,7 @@ class Sure(Record):
     Attributes:
         command: what wrote this. penalty, factor: see benchmarks/exam_rules.py.
         checks: of each fault of a log, the share of right findings, by Laplace's rule. places: the same of each cause
-            that a place tells (where.yaml).
+            that a place tells (where.yaml), and of a penalty that is told by the signs of Δ.
         sixteen_bits: nats, the largest median of |Δ|/(1 − p) of a log whose engine and trainer have 16 bits.
         few_tokens: so many tokens halve how sure a cause is.
         mean, scale: of each feature. weights: of each cause, or of each `cause/part`, one a feature, and the constant.
@@ -53,7 +53,7 @@ def beyond_sixteen_bits(signals: Signals) -> bool:
 
 
 def shapes(found: Mapping[str, float], without: Collection[str] = ()) -> dict[str, float]:
-    """The probability of each cause that the shape of a mismatch tells, from `features`; `without`: causes ruled out."""
+    """The probability of each cause that the shape of a mismatch tells, from `features`; `without`: ruled out."""
     sure = settled()
     cut = {
         name: float(np.clip((found[name] - sure.mean[name]) / sure.scale[name], -MOST_CUT, MOST_CUT))

@@ -47,6 +47,7 @@ MOST_CUTS = 200  # places where a response is cut into before and after
 FROM_THE_END = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 LEAST_RESPONSES = 10
 MOST_PLACES = 3  # that are told
+WITHOUT_A_NAME = ("responses", "ids")  # groupings by the mismatch itself: another one that has as much says more
 
 Bools = NDArray[np.bool_]
 
@@ -54,8 +55,8 @@ Bools = NDArray[np.bool_]
 class WhereWords(Record):
     """What is said of a place: `says` after "It is ...", and what to look at.
 
-    `cause`: a key of `causes.yaml` that the place tells. `named`: a regular expression that the column's name must match
-    for it.
+    `cause`: a key of `causes.yaml` that the place tells. `named`: a regular expression that the column's name must
+    match for it.
     """
 
     says: str
@@ -124,7 +125,10 @@ def percent(share: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Tokens:
-    """Sound tokens: amount_T, each one's mismatch; law_T, (1 − p)²; sided_T, whether Δ is not 0; the rest as in a log."""
+    """Sound tokens: amount_T, each one's mismatch; law_T, (1 − p)²; above_T, sided_T: whether Δ is above 0, is not 0.
+
+    The rest is as in a log.
+    """
 
     log: Log
     amount_T: FloatArray
@@ -155,7 +159,10 @@ def sound(log: Log) -> Bools:
 
 
 def find_places(log: Log) -> tuple[Place, ...]:
-    """Where the mismatch is, the place with the fewest tokens first; `log`: sound tokens alone."""
+    """Where the mismatch is, the place with the fewest tokens first, and last those without a name of their own.
+
+    `log`: sound tokens alone.
+    """
     if len(log.start_S) < LEAST_RESPONSES:
         return ()
     trainer_T, sampler_T = np.minimum(log.trainer_T, 0.0), np.minimum(log.sampler_T, 0.0)
@@ -166,7 +173,7 @@ def find_places(log: Log) -> tuple[Place, ...]:
     if not (tokens.amount_T.sum() > 0 and law_T.sum() > 0):
         return ()
     found = [place for grouping in GROUPINGS for place in grouping(tokens)]
-    found = sorted(found or _single_tokens(tokens), key=lambda place: place.tokens)
+    found = sorted(found or _single_tokens(tokens), key=lambda place: (place.grouping in WITHOUT_A_NAME, place.tokens))
     return tuple(place for i, place in enumerate(found) if not _is_same(place, found[:i]))[:MOST_PLACES]
 
 
