@@ -22,7 +22,7 @@ HOMES = {
     "vllm": [
         f"rollout.vllm.{name}" for name in ("engine", "experts", "layers", "processor", "processor_v2", "quantization")
     ],
-    "lm_eval": ["evaluation.evaluate", "evaluation.harness"],
+    "lm_eval": ["evaluation.evaluate", "evaluation.harness", "tasks.lm_eval"],
     "wandb": ["curves.history", "tracking.wandb_dashboard", "tracking.wandb_mirror"],
     "wandb_workspaces": ["tracking.wandb_dashboard"],
     "triton": ["kernels.triton_kernels", "objective.noise_kernel"],
