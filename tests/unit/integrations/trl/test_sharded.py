@@ -20,7 +20,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, training_args
 from trl_fixture import TEMPERATURE, batch_of, make_trainer
 
-from tailrl.integrations.trl import Correction
+from tailrl.integrations.trl import Correction, with_doctor
 from tailrl.training.step import accumulate_gradients
 from tailrl.training.step_record import StepRecord, Stopwatch
 
@@ -113,8 +113,10 @@ def take_sampled_steps(
         return result
 
     trainer._score = noted
+    trainer.__class__ = with_doctor(type(trainer))
     trainer.train()
-    return {"log": trainer.state.log_history, "model": names(trainer), "dtypes": scored}
+    counted = [step.responses for step in trainer._alarms._past]
+    return {"log": trainer.state.log_history, "model": names(trainer), "dtypes": scored, "responses": counted}
 
 
 def names(trainer: Any) -> tuple[str, str]:
@@ -206,8 +208,10 @@ def test_steps_with_trls_own_generation(
     ranks = on_ranks(RANKS, tmp_path, take_sampled_steps, untied, tokenizer, tmp_path, environment, settings)
     for rank in ranks:
         assert rank["model"][1] == WAYS[way][1] and set(rank["dtypes"]) == {torch.float32}
+        # Alarms are of the responses of all ranks.
+        assert rank["responses"] == [RESPONSES] * 2
         steps = [line for line in rank["log"] if "rollout_corr/k3_kl" in line]
-        assert len(steps) == 2
+        assert len(steps) == 2 and all(line["tailrl/alarms"] == 0 for line in steps)
         for line in steps:
             assert 0 <= line["rollout_corr/k3_kl"] < (1e-3 if bf16 else 1e-9)
             assert 0 < line["dvp/kept_mass_train_mean"] < 1 and line["grad_norm"] > 0
