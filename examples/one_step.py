@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-RESPONSES, TOKENS = 64, 40
+RESPONSES, TOKENS, LONGEST = 64, 40, 128
 
 
 def sample(model: str, prompts: list[list[int]], generation_config: str) -> list[dict[int, float]]:
@@ -25,7 +25,7 @@ def sample(model: str, prompts: list[list[int]], generation_config: str) -> list
         generation_config=generation_config,
         enforce_eager=True,
         gpu_memory_utilization=0.1,
-        max_model_len=128,
+        max_model_len=min(LONGEST, AutoConfig.from_pretrained(model).max_position_embeddings),
         seed=0,
     )
     settings = engine.get_default_sampling_params()
