@@ -17,6 +17,12 @@ KINDS: tuple[Kind, ...] = ("inputs", "model", "logits", "record")
 MODULES = {"inputs": "inputs", "model": "models", "logits": "logits", "record": "record"}
 
 Value = float | str
+PARTS = {
+    "logits": ", logits too",
+    "weights": " (weights alone)",
+    "stored": " (weights with the scales of compressed-tensors)",
+}
+"""The words of a format's parts."""
 
 
 class Entry(Record):
@@ -101,10 +107,10 @@ def shown(value: Value) -> str:
     """A number with four digits; of a format its name in words."""
     if isinstance(value, float):
         return f"{value:.4g}"
-    kind, _, rest = value.partition("_")
-    if rest == "logits":
-        return f"{kind}, logits too"
-    return f"{kind} in groups of {rest}" if rest.isdigit() else value
+    kind, *rest = value.split("_")
+    if not rest or rest[0] in ("e4m3", "e5m2"):
+        return value
+    return kind + "".join(f" in groups of {part}" if part.isdigit() else PARTS[part] for part in rest)
 
 
 @cache
