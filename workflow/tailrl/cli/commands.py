@@ -346,6 +346,14 @@ def probe(
     log: Annotated[
         Path | None, Option(metavar="FILE", help="for the tokens: .jsonl or .parquet, which `tailrl diagnose` reads")
     ] = None,
+    experiment: Annotated[
+        bool,
+        Option(
+            "--experiment/--no-experiment",
+            help="where the sides differ by more than rounding, recompute the log under many hypotheses, as "
+            "`tailrl explain` does",
+        ),
+    ] = True,
     largest: Largest = None,
     least: Least = None,
     json_file: Json = None,
@@ -374,8 +382,11 @@ def probe(
     from tailrl.diagnosis.log_files import check_log_name, write_log
     from tailrl.diagnosis.page import terminal_page
     from tailrl.diagnosis.record import log_record
+    from tailrl.explanation.explanation import explain_mismatch
+    from tailrl.explanation.page import as_data as explanation_data
+    from tailrl.explanation.page import markdown
     from tailrl.planning.fits import check_sampling
-    from tailrl.probes.model.page import diagnose_probe, probe_page
+    from tailrl.probes.model.page import TITLE, diagnose_probe, probe_page
     from tailrl.probes.model.probe import probe_model
 
     if log is not None:
@@ -386,10 +397,12 @@ def probe(
         write_log(probed.rows, log)
     diagnosis = diagnose_probe(probed)
     judgements = judge(diagnosis.measured, limits)
-    page = probe_page(probed, diagnosis, judgements) if out else None
-    _give(
-        Answer(terminal_page(diagnosis, out, judgements), page, log_record(diagnosis, judgements)), out, as_data, data
-    )
+    explanation = explain_mismatch(TITLE, probed.rows, model) if experiment else None
+    section = markdown(explanation) if explanation else ""
+    page = probe_page(probed, diagnosis, judgements, section) if out else None
+    record = log_record(diagnosis, judgements)
+    record = record.model_copy(update={"experiment": explanation and explanation_data(explanation)})
+    _give(Answer(terminal_page(diagnosis, out, judgements) + section, page, record), out, as_data, data)
 
 
 def watch(

@@ -43,5 +43,7 @@ def _plain(row: LoggedRow) -> dict[str, Any]:
     numbers = {names[name]: getattr(row, name) for name in ("step", "version", "reward")}
     found = {name: values.tolist() for name, values in lists.items() if values is not None}
     found |= {name: value for name, value in numbers.items() if not np.isnan(value)}
+    if row.whole_T is not None and row.place_T is not None:
+        found[names["prompt"]] = row.whole_T[: int(row.place_T[0])].tolist()
     found |= {names["schema"]: SCHEMA, **row.labels}
     return found if row.text is None else found | {names["text"]: row.text}

@@ -126,6 +126,9 @@ class LogRecord(Record):
     advice: AdviceRecord
     gate: list[GateRecord]
     exit_code: int = Field(description="0: within every limit, or no limit given; 1: beyond one; 2: cannot tell")
+    experiment: dict[str, Any] | None = Field(
+        None, description="of a probe whose sides differ by more than rounding: what `tailrl explain --json` gives"
+    )
 
 
 class RunRecord(Record):

@@ -12,7 +12,7 @@ from rich.progress import Progress
 
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.diagnosis.diagnosis import Table
-from tailrl.diagnosis.log import Log
+from tailrl.diagnosis.log import Log, LoggedRow, pack
 from tailrl.diagnosis.tables import read_table
 from tailrl.explanation.catalogue import Choice, Hypothesis, catalogue, imported
 from tailrl.explanation.columns import Finding, inspect
@@ -32,13 +32,15 @@ from tailrl.explanation.search import (
 from tailrl.explanation.sequences import Response, Scored, choose, read, require, scored, with_prompts
 from tailrl.model.policy import local_folder
 from tailrl.rollout.sampling import stop_tokens
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import StudyError, say
 
 SIDES = ("sampler", "trainer")
-TOKENS = 1000  # that the verdict is computed on, if nothing else is said
-FIRST_TOKENS = 320  # on which all hypotheses are tried
+TOKENS = 1000  # that are computed at most, if nothing else is said
+FIRST_TOKENS = 250  # of the first sample; each later one has twice as many
+SEARCHED_TOKENS = 500  # of a sample, on which all hypotheses are tried
 SCREENED_TOKENS = 90  # on which hopeless ones are dropped
 FEWEST_RESPONSES = 6
+SAME = 0.02  # relative difference of a fitted number below which two samples agree
 EXACT = 0.1  # of rounding's size: below it a side has the model's own bits, but for the order of sums
 WITHIN_ROUNDING = 1.5  # times what bfloat16 makes: two programs round apart
 BAD, GOOD = 4.0, 2.0  # times rounding: responses far from the model, and near it
@@ -105,6 +107,7 @@ class Explanation:
         untried: the others, by name, with the reason.
         tokens, responses, rows: that were scored; responses of the log.
         notes: on prompts and tokens.
+        samples: tokens of each sample, in order. stable: whether the last two samples gave the same answer.
     """
 
     model: str
@@ -119,6 +122,8 @@ class Explanation:
     responses: int
     rows: int
     notes: tuple[str, ...]
+    samples: tuple[int, ...] = ()
+    stable: bool = False
 
     @property
     def shared(self) -> World:
@@ -151,11 +156,11 @@ class Explanation:
         return 0 if self.sampler.is_explained and self.trainer.is_explained else 2
 
 
-def _same(one: Choice, other: Choice) -> bool:
+def _same(one: Choice, other: Choice, within: float = 0.03) -> bool:
     if one.hypothesis.name != other.hypothesis.name:
         return False
     if isinstance(one.value, float) and isinstance(other.value, float):
-        return abs(one.value - other.value) <= 0.03 * max(abs(one.value), abs(other.value))
+        return abs(one.value - other.value) <= within * max(abs(one.value), abs(other.value))
     return one.value == other.value
 
 
@@ -195,7 +200,7 @@ def explain(
         others: further folders of weights that a side may have: of a step ago, of the base model.
         adapters: folders of LoRA adapters.
         hypotheses: one's own, each `package.module:name` of a `catalogue.Hypothesis`.
-        tokens: that are scored.
+        tokens: that are computed at most: a sample grows until two samples give the same answer.
         columns: the log's names of columns, by ours, as `tailrl.diagnose` takes them.
 
     Raises:
@@ -224,13 +229,12 @@ def explain_parts(
     tokens: int = TOKENS,
 ) -> Explanation:
     """The explanation of a log that comes in parts, each with the title of its format."""
-    own = imported(hypotheses)
-    tested = (*catalogue(), *own)
+    tested = (*catalogue(), *imported(hypotheses))
     log = read(parts)
     scorer = Scorer(model, others, adapters)
-    responses, notes = list(log.responses), list(log.notes)
-    responses, findings = inspect(responses, stop_tokens(local_folder(model), scorer.context.tokenizer))
-    log = replace(log, responses=tuple(responses))
+    notes = list(log.notes)
+    kept, findings = inspect(log.responses, stop_tokens(local_folder(model), scorer.context.tokenizer))
+    log = replace(log, responses=tuple(kept))
     with _progress() as seen:
         responses, more = with_prompts(log, scorer.context.tokenizer)
         notes += more
@@ -240,7 +244,29 @@ def explain_parts(
             responses, sentence = match(scorer, few, candidates, log.rows, seen)
             notes.append(sentence)
         require(responses, model if not log.title else f"the log ({log.title})")
-        return _explained(scorer, log, responses, findings, tested, notes, tokens, model, seen)
+        answer = _explained(_Bench(scorer, responses, tested, seen), findings, tokens)
+    return replace(answer, model=model, title=log.title, rows=log.rows, notes=tuple(notes))
+
+
+def explain_mismatch(title: str, rows: Sequence[LoggedRow], model: str) -> Explanation | None:
+    """The explanation of rows whose sides differ by more than rounding in bfloat16 makes; None where they do not.
+
+    The model computes a first sample twice, in float32 and in bfloat16. Hypotheses are tried only after that.
+    """
+    say("compares the difference with what rounding in bfloat16 makes")
+    log = read([(title, pack(rows))])
+    scorer = Scorer(model)
+    with _progress() as seen:
+        bench = _Bench(scorer, with_prompts(log, scorer.context.tokenizer)[0], catalogue(), seen)
+        sample = bench.sample(FIRST_TOKENS)
+        apart = np.abs(sample.column("sampler") - sample.column("trainer")).mean()
+        if apart <= WITHIN_ROUNDING * max(
+            _rounding_of(sample, bench.tested, "bfloat16_logits")(AS_IT_IS), LEAST_ROUNDING
+        ):
+            return None
+        say("recomputes the log under each hypothesis")
+        answer = _explained(bench, [], TOKENS)
+    return replace(answer, model=model, title=log.title, rows=log.rows)
 
 
 def _spread(responses: Sequence[Response], count: int) -> list[Response]:
@@ -257,51 +283,98 @@ def choose_without_prompts(responses: Sequence[Response]) -> list[Response]:
     return [by_number[one.number] for one in choose(list(marked.values()), len(responses))]
 
 
-def _explained(
-    scorer: Scorer,
-    log: Any,
-    responses: Sequence[Response],
-    findings: list[Finding],
-    tested: Sequence[Hypothesis],
-    notes: list[str],
-    tokens: int,
-    model: str,
-    seen: Callable[[int], object],
-) -> Explanation:
-    by_number = {one.number: one for one in responses}
-    order = choose(responses, len(responses))
-    everything = _until(order, by_number, tokens)
-    if not everything:
-        raise StudyError("the log has no response with finite log-probs of both sides")
-    whole = Laboratory(scorer, everything, seen)
-    rounding = _rounding_of(whole, tested)
-    scale_T = _scale(whole, rounding)
-    steps = _by_step(whole)
+class _Bench:
+    """The responses of a log, the model and the hypotheses: samples of any size are drawn from it."""
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        responses: Sequence[Response],
+        tested: Sequence[Hypothesis],
+        seen: Callable[[int], object],
+    ) -> None:
+        self.scorer, self.tested, self.seen = scorer, tested, seen
+        self.parts: dict[tuple[int, ...], Laboratory] = {}
+        self.by_number = {one.number: one for one in responses}
+        self.order = choose(responses, len(responses))
+
+    def sample(self, tokens: int) -> Laboratory:
+        """The first responses by what they may tell, with so many tokens; raises StudyError where there is none."""
+        chosen = _until(self.order, self.by_number, tokens)
+        if not chosen:
+            raise StudyError("the log has no response with finite log-probs of both sides")
+        return Laboratory(self.scorer, chosen, self.seen, self.parts)
+
+    def untried(self) -> dict[str, str]:
+        """The hypotheses that cannot be tried, each with the reason."""
+        context = self.scorer.context
+        found = {
+            one.name: one.entry.needs for one in self.tested if one.entry.needs and not _is_given(one, self.scorer)
+        }
+        if context.tokenizer is None:
+            found |= {one.name: "the model's folder has no tokenizer" for one in self.tested if one.entry.reads_text}
+        elif context.template is None:
+            found |= {one.name: "the tokenizer has no chat template" for one in self.tested if one.entry.reads_template}
+        return found
+
+
+def _explained(bench: _Bench, findings: Sequence[Finding], tokens: int) -> Explanation:
+    """The answer of a sample; samples grow until two give the same answer, which is more than "unexplained"."""
+    answer: Explanation | None = None
+    size = min(FIRST_TOKENS, tokens)
+    samples: list[int] = []
+    while True:
+        sample = bench.sample(size)
+        if answer is not None and len(sample.sequence_T) == answer.tokens:
+            break  # the log has no more
+        later = _of_sample(bench, sample, findings)
+        samples.append(later.tokens)
+        stable = answer is not None and _agree(answer, later)
+        answer = replace(later, stable=stable, samples=tuple(samples))
+        if size >= tokens or (stable and later.code != 2):
+            break
+        size = min(2 * size, tokens)
+    return answer
+
+
+def _agree(one: Explanation, two: Explanation) -> bool:
+    """Whether two samples name the same causes with the same numbers, and leave the same unexplained."""
+    if {finding.name for finding in one.findings} != {finding.name for finding in two.findings}:
+        return False
+    if (one.code, one.pinned_side) != (two.code, two.pinned_side):
+        return False
+    return all(_same_world(getattr(one, side).world, getattr(two, side).world) for side in SIDES)
+
+
+def _same_world(one: World, two: World) -> bool:
+    return len(one) == len(two) and all(any(_same(choice, other, SAME) for other in two) for choice in one)
+
+
+def _of_sample(bench: _Bench, sample: Laboratory, findings: Sequence[Finding]) -> Explanation:
+    """What one sample of the log says."""
+    rounding = _rounding_of(sample, bench.tested)
+    scale_T = _scale(sample, rounding)
+    steps = _by_step(sample)
+    found = list(findings)
     sides = {}
     for side in SIDES:
-        place = _place(side, whole, rounding)
-        findings += [place] if place else []
-        sides[side] = _explain_side(side, whole, rounding, scale_T, tested, steps, bool(place))
-    untried = {one.name: one.entry.needs for one in tested if one.entry.needs and not _is_given(one, scorer)}
-    if scorer.context.tokenizer is None:
-        untried |= {one.name: "the model's folder has no tokenizer" for one in tested if one.entry.reads_text}
-    elif scorer.context.template is None:
-        untried |= {one.name: "the tokenizer has no chat template" for one in tested if one.entry.reads_template}
-    if not getattr(scorer.model.config, "attention_dropout", 0.0):
-        untried["train mode"] = "the model has no dropout"
+        place = _place(side, sample, rounding)
+        found += [place] if place else []
+        sides[side] = _explain_side(side, sample, rounding, scale_T, bench.tested, steps, bool(place))
+    untried = bench.untried()
     return Explanation(
-        model=model,
-        title=log.title,
+        model="",
+        title="",
         sampler=sides["sampler"],
         trainer=sides["trainer"],
-        findings=tuple(findings),
+        findings=tuple(found),
         steps=steps,
-        tried=len({one.name for one in tested} - untried.keys()),
-        untried=tuple((name, str(why)) for name, why in untried.items()),
-        tokens=len(whole.sequence_T),
-        responses=len(everything),
-        rows=log.rows,
-        notes=tuple(notes),
+        tried=len({one.name for one in bench.tested} - untried.keys()),
+        untried=tuple(untried.items()),
+        tokens=len(sample.sequence_T),
+        responses=len(sample.chosen),
+        rows=0,
+        notes=(),
     )
 
 
@@ -378,7 +451,7 @@ def _explain_side(
         return Side(side, before, before, largest, AS_IT_IS, AS_IT_IS, (), is_placed=is_placed)
     chosen, share = _bad_ones(whole, court, size)
     small, tiny = (
-        whole.part(_first(chosen, FIRST_TOKENS)),
+        whole.part(_first(chosen, SEARCHED_TOKENS)),
         whole.part(_first(chosen, SCREENED_TOKENS, 2)),
     )
     screen = Court(tiny, side, _scale(tiny, _rounding_of(tiny, tested)))

@@ -15,15 +15,49 @@ def text(explanation: Explanation) -> str:
     return "\n\n".join(filter(None, [*blocks, _untried(explanation)])) + "\n"
 
 
-def _head(explanation: Explanation) -> str:
-    scored = f"{count(explanation.tokens, 'token')} of {count(explanation.responses, 'response')}"
-    lines = [
-        f"{explanation.title}: {count(explanation.rows, 'response')}.",
-        f"{scored} computed with {explanation.model} in float32, one response at a time, and under "
-        f"{explanation.tried} hypotheses.",
-        *explanation.notes,
+def markdown(explanation: Explanation) -> str:
+    """The explanation as a section of a probe's page."""
+    sides = {name: getattr(explanation, name) for name in SIDES}
+    rows = [f"| {name} | {side.before:.4f} | {side.after:.4f} | {side.rounding:.4f} |" for name, side in sides.items()]
+    others = [
+        f"| {name} | {words} | {left:.4f} |"
+        for name, side in sides.items()
+        if not side.is_clean
+        for words, left in side.others
     ]
+    nearest = ["", "| of | next best, each alone | left, nats |", "| --- | --- | --- |", *others] if others else []
+    lines = [
+        "## The cause by experiment",
+        "",
+        *(f"{sentence}\n" for sentence in verdict(explanation)),
+        "| column | from the model, nats | under this explanation | what bfloat16 makes |",
+        "| --- | --- | --- | --- |",
+        *rows,
+        *nearest,
+        "",
+        _scored(explanation),
+    ]
+    return "\n" + "\n".join(lines) + "\n"
+
+
+def _head(explanation: Explanation) -> str:
+    lines = [f"{explanation.title}: {count(explanation.rows, 'response')}.", _scored(explanation), *explanation.notes]
     return "\n".join(lines)
+
+
+def _scored(explanation: Explanation) -> str:
+    tokens = f"{count(explanation.tokens, 'token')} of {count(explanation.responses, 'response')}"
+    return (
+        f"{tokens} computed with {explanation.model} in float32, one response at a time, and under "
+        f"{explanation.tried} hypotheses.{_samples(explanation)}"
+    )
+
+
+def _samples(explanation: Explanation) -> str:
+    """Whether a smaller sample gave the same answer."""
+    if explanation.stable:
+        return f" The first {explanation.samples[-2]} tokens gave the same answer."
+    return " The answer still changed with the last tokens." if len(explanation.samples) > 1 else ""
 
 
 def _referee(explanation: Explanation) -> str:
@@ -152,6 +186,8 @@ def as_data(explanation: Explanation) -> dict[str, Any]:
             for step, number, far, near in explanation.steps
         ],
         "tokens": explanation.tokens,
+        "samples": list(explanation.samples),
+        "stable": explanation.stable,
         "responses": explanation.responses,
         "rows": explanation.rows,
         "hypotheses": explanation.tried,

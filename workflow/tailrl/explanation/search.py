@@ -54,24 +54,25 @@ class Laboratory:
     Attributes:
         scorer: the model.
         chosen: the responses.
+        parts: laboratories for some of the responses of a log, which its samples and both sides share.
     """
 
     scorer: Scorer
     chosen: Sequence[Scored]
     seen: Callable[[int], object] = int
+    parts: dict[tuple[int, ...], "Laboratory"] = field(default_factory=dict)
     _rows: dict[World, Rows | None] = field(default_factory=dict)
     _predicted: dict[World, FloatArray | None] = field(default_factory=dict)
     pinned: set[World] = field(default_factory=lambda: {AS_IT_IS})
-    _parts: dict[tuple[int, ...], "Laboratory"] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.start_S = np.cumsum([0, *(len(one.position_T) for one in self.chosen)])
         self.sequence_T = np.repeat(np.arange(len(self.chosen)), np.diff(self.start_S))
 
     def part(self, chosen: Sequence[Scored]) -> "Laboratory":
-        """A laboratory for some of the responses; both sides share it, and so its forwards."""
+        """A laboratory for some of the responses, with the forwards that it has run already."""
         key = tuple(one.response.number for one in chosen)
-        return self._parts.setdefault(key, Laboratory(self.scorer, chosen, self.seen))
+        return self.parts.setdefault(key, Laboratory(self.scorer, chosen, self.seen, self.parts))
 
     def column(self, side: str) -> FloatArray:
         """The logged numbers of a side, nats [T]."""

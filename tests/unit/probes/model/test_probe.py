@@ -1,5 +1,6 @@
 """A probe on the exact engine, on a plain one, and on one that forgets the temperature."""
 
+import json
 import math
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from definitions import safe_tokens, softmax
 from sampler_fixture import PlainSampler
 from transformers import AutoModelForCausalLM, MistralConfig, PreTrainedTokenizerFast
 
+from tailrl import cli
 from tailrl.analysis.distributions import distance
 from tailrl.config.probe import ProbeSettings
 from tailrl.diagnosis.log import pack
@@ -23,7 +25,7 @@ from tailrl.diagnosis.measure import Measured
 from tailrl.diagnosis.metrics import quantity
 from tailrl.diagnosis.readers import read_log
 from tailrl.diagnosis.responses import Response, Worst
-from tailrl.model.policy import encode_prompt, save_policy
+from tailrl.model.policy import encode_prompt, load_tokenizer, save_policy
 from tailrl.probes.distributions import measure
 from tailrl.probes.model import probe
 from tailrl.probes.model.page import diagnose_probe, probe_page
@@ -232,6 +234,46 @@ def test_a_prompt_that_is_too_long_ends_before_the_engine_starts(policy_folder: 
     ):
         probed(policy_folder, prompts_file, max_new_tokens=60)
     assert len(read_prompts(prompts_file)) == 3
+
+
+class Truncating(PlainSampler):
+    """An engine that samples from the ten most probable tokens, and says so to nobody."""
+
+    def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Rollout]:
+        ten = [replace(request, threshold=10.0) for request in requests]
+        return super().generate(ten, replace(decoding, rule="top_k"))
+
+
+def test_a_mismatch_above_rounding_is_recomputed(
+    policy_folder: Path, prompts_file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By the command: an engine in bfloat16 gives no such section; one that truncates is found, in page, log and data."""
+    words = [str(policy_folder), "--prompts", str(prompts_file), "--samples", "12", "--max-new-tokens", "20"]
+    page, data, log = tmp_path / "page.html", tmp_path / "data.json", tmp_path / "log.jsonl"
+    words += ["--out", str(page), "--json", str(data), "--log", str(log), "--engine", "transformers"]
+    assert commanded(monkeypatch, words, data)["experiment"] is None
+    assert "The cause by experiment" not in page.read_text(encoding="utf-8")
+    with_engine(monkeypatch, Truncating)
+    found = commanded(monkeypatch, words, data)["experiment"]
+    [cause] = found["sides"]["sampler"]["cause"]
+    assert (cause["name"], cause["value"]) == ("top_k", pytest.approx(10, abs=1)) and found["code"] == 1
+    assert "with top-k 10, renormalised" in page.read_text(encoding="utf-8").partition("The cause by experiment")[2]
+    tokenizer = load_tokenizer(policy_folder)
+    prompts = [tokenizer.decode(ids_T[: int(place_T[0])]) for ids_T, place_T in written_prompts(log)]
+    assert prompts == [PROMPTS[number % 3] for number in range(12)], "tailrl explain reads the log as it is"
+    assert commanded(monkeypatch, [*words, "--no-experiment"], data)["experiment"] is None
+
+
+def written_prompts(file: Path) -> list[tuple[Any, Any]]:
+    ((_, log),) = read_log([file])
+    return list(zip(log.whole_S, log.place_S, strict=True))
+
+
+def commanded(monkeypatch: pytest.MonkeyPatch, words: list[str], data: Path) -> dict[str, Any]:
+    monkeypatch.setattr(sys, "argv", ["tailrl", "probe", *words])
+    cli.main()
+    read: dict[str, Any] = json.loads(data.read_text(encoding="utf-8"))
+    return read
 
 
 @pytest.mark.vllm

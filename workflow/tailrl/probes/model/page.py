@@ -29,9 +29,12 @@ def diagnose_probe(probed: Probed) -> Diagnosis:
     return replace(found, responses=with_texts(found.responses, fast)) if fast else found
 
 
-def probe_page(probed: Probed, diagnosis: Diagnosis, judgements: Sequence[Judgement] = ()) -> str:
-    """The diagnosis of a probe as a page, with what whole distributions add."""
-    return html_page(diagnosis, f"Probe of {probed.model}", whole_section(probed), judgements)
+def probe_page(probed: Probed, diagnosis: Diagnosis, judgements: Sequence[Judgement] = (), experiment: str = "") -> str:
+    """The diagnosis of a probe as a page, with what whole distributions add.
+
+    `experiment` is Markdown on the cause that a recomputation names.
+    """
+    return html_page(diagnosis, f"Probe of {probed.model}", experiment + whole_section(probed), judgements)
 
 
 def whole_section(probed: Probed) -> str:

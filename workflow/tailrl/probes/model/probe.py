@@ -15,7 +15,7 @@ from tailrl.artifacts.probes import Positions
 from tailrl.config.distributions import HEAD_BELOW, TAIL_FROM, Distributions
 from tailrl.config.probe import ProbeSettings
 from tailrl.config.vocabulary import log_rho
-from tailrl.diagnosis.log import LoggedRow
+from tailrl.diagnosis.log import LoggedRow, seen_before
 from tailrl.model.forward import make_exact, trained_length
 from tailrl.model.policy import check_vocabulary, load_policy, load_tokenizer, local_folder
 from tailrl.probes.distributions.comparison import EDGES
@@ -33,7 +33,7 @@ from tailrl.probes.model.prompts import DEFAULT_PROMPTS, encode_prompts, read_pr
 from tailrl.rollout import Decoding, Sampler
 from tailrl.rollout.prompts import show_prompts
 from tailrl.rollout.sampling import stop_tokens
-from tailrl.rollout.types import Request
+from tailrl.rollout.types import Request, Rollout
 from tailrl.runtime import distributed
 from tailrl.runtime.errors import say
 
@@ -134,7 +134,7 @@ def _scored(
         picked = slice(-seen % every, None, every)  # every n-th of all tokens, the first among them
         seen += len(tokens_T)
         yield _Batch(
-            [_row(f"response {start + i}", rollouts[i].tokens, own) for i, own in enumerate(split)],
+            [_row(f"response {start + i}", rollouts[i], own) for i, own in enumerate(split)],
             np.repeat(np.arange(start, start + len(rollouts)), lengths)[picked],
             *(
                 compare_in_parts(train_TV[picked], other_TV[picked], tokens_T[picked], log_rhos)
@@ -144,9 +144,18 @@ def _scored(
         say(f"{start + len(rollouts)} of {len(requests)} responses sampled and scored")
 
 
-def _row(where: str, tokens: Sequence[int], columns: TokenColumns) -> LoggedRow:
+def _row(where: str, rollout: Rollout, columns: TokenColumns) -> LoggedRow:
     named = {name: column.numpy() for name, column in columns._asdict().items()}
-    return LoggedRow(where, token_T=np.array(tokens, np.int64), **named)
+    whole_T = np.array([*rollout.prompt_tokens, *rollout.tokens], np.int64)
+    place_T = np.arange(len(rollout.prompt_tokens), len(whole_T))
+    return LoggedRow(
+        where,
+        token_T=whole_T[place_T],
+        seen_T=seen_before(whole_T)[place_T],
+        whole_T=whole_T,
+        place_T=place_T,
+        **named,
+    )
 
 
 def _joined(name: str, settings: Distributions, batches: Sequence[_Batch], prompts: int) -> Compared:
