@@ -461,7 +461,11 @@ def _explain_side(
         whole = whole.part(chosen)
         court = Court(whole, side, _scale(whole, rounding_here := _rounding_of(whole, tested)))
         rounding, before = rounding_here, court.residual(AS_IT_IS)
-    if not found.world and before > WITHIN_ROUNDING * max(rounding(AS_IT_IS), LEAST_ROUNDING):
+    if (
+        not found.world
+        and len(whole.sequence_T) > len(small.sequence_T)
+        and before > WITHIN_ROUNDING * max(rounding(AS_IT_IS), LEAST_ROUNDING)
+    ):
         # More than rounding, and few tokens do not tell by what: all of them may.
         found = search(Court(whole, side, court.scale_T, screen), tested, rounding)
     world, benign = _confirmed(court, found)
