@@ -58,12 +58,12 @@ def quantized(model: PreTrainedModel, value: str, context: Context) -> PreTraine
 
 
 def _stored(weight_OI: Tensor, kind: str, group: int | None) -> Tensor:
-    """A weight as compressed-tensors stores it: a scale is the largest number over half the range, in bfloat16."""
+    """A weight as compressed-tensors stores one in bfloat16: a scale is the largest number over half the range."""
     bits = int(kind.removeprefix("int"))
-    grouped_OGN = weight_OI.float().view(len(weight_OI), -1, group or weight_OI.shape[-1])
-    scale_OG1 = (grouped_OGN.abs().amax(-1, keepdim=True) / ((2**bits - 1) / 2)).clamp(min=1e-12).bfloat16().float()
+    grouped_OGN = weight_OI.bfloat16().view(len(weight_OI), -1, group or weight_OI.shape[-1])
+    scale_OG1 = (grouped_OGN.abs().amax(-1, keepdim=True) / ((2**bits - 1) / 2)).clamp(min=1e-12)
     level_OGN = (grouped_OGN / scale_OG1).round().clamp(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
-    return (level_OGN * scale_OG1).view(weight_OI.shape).to(weight_OI.dtype)
+    return (level_OGN.float() * scale_OG1.float()).view(weight_OI.shape).to(weight_OI.dtype)
 
 
 def cache(model: PreTrainedModel, value: str, context: Context) -> PreTrainedModel:  # noqa: ARG001
