@@ -8,7 +8,6 @@ Logs and answers are kept in the work folder: a run that was stopped goes on. `-
 import argparse
 import gc
 import json
-import os
 import random
 import sys
 import time
@@ -91,7 +90,7 @@ def planned(plan: dict[str, Any], seed: int) -> Iterator[Case]:
     """All cases of one of the design's seeds."""
     for spec in plan["policies"]:
         for engine in ENGINES:
-            clean = {"kind": "clean", "draws": plan["clean"]}
+            clean = {"kind": "clean", "draws": plan["clean"][seed]}
             for entry in [*plan[engine], clean]:
                 if spec["name"] not in entry.get("policies", [spec["name"]]):
                     continue
@@ -300,33 +299,30 @@ class Vllm:
 
     def __init__(self, policy: Path, engine: Engine) -> None:
         """Raises StudyError where this processor has no kernel for it."""
-        # Set before the import: one process, 1 GiB of cache, and 16-bit activations beside int4 weights.
-        os.environ |= {
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "VLLM_CPU_INT4_W4A8": "0",
-            "VLLM_LOGGING_LEVEL": "ERROR",
-            "VLLM_NO_USAGE_STATS": "1",
-        }
-        from vllm import LLM
+        # The package's import sets vLLM's environment: one process, and 16-bit activations beside int4 weights.
+        from tailrl.rollout.vllm.classes import classes_put_back, give_classes
+
+        from vllm import LLM  # isort: skip
 
         if engine.folder.startswith("int") and not (policy / engine.folder).exists():
             write_quantised(policy / "now", policy / engine.folder, engine.folder)
         try:
-            self.llm = LLM(
-                model=str(policy / engine.folder),
-                trust_remote_code=False,
-                dtype=engine.dtype,
-                kv_cache_dtype=engine.kv_cache_dtype,
-                max_model_len=MAX_LENGTH,
-                generation_config="vllm",
-                logprobs_mode=engine.logprobs_mode,
-                enforce_eager=True,
-                gpu_memory_utilization=0.1,
-                skip_tokenizer_init=True,
-                disable_log_stats=True,
-            )
+            with classes_put_back(load_policy(policy / "now")) as changed:
+                self.llm = LLM(
+                    model=str(policy / engine.folder),
+                    trust_remote_code=False,
+                    dtype=engine.dtype,
+                    kv_cache_dtype=engine.kv_cache_dtype,
+                    max_model_len=MAX_LENGTH,
+                    generation_config="vllm",
+                    logprobs_mode=engine.logprobs_mode,
+                    enforce_eager=True,
+                    gpu_memory_utilization=0.1,
+                    skip_tokenizer_init=True,
+                    disable_log_stats=True,
+                )
+            if changed:
+                self.llm.apply_model(lambda model: give_classes(model, changed))
         except (OSError, ValueError, RuntimeError, AssertionError, NotImplementedError, KeyError) as error:
             raise StudyError(f"vLLM does not start: {reason(error)}") from error
 
