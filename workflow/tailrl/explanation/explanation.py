@@ -360,6 +360,9 @@ def _of_sample(bench: _Bench, sample: Laboratory, findings: Sequence[Finding]) -
     for side in SIDES:
         place = _place(side, sample, rounding)
         found += [place] if place else []
+        if sides and np.array_equal(sample.column("sampler"), sample.column("trainer")):
+            sides[side] = replace(sides["sampler"], side=side)  # a copy has the same answer
+            continue
         sides[side] = _explain_side(side, sample, rounding, scale_T, bench.tested, steps, bool(place))
     untried = bench.untried()
     return Explanation(
