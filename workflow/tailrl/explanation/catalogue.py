@@ -32,7 +32,8 @@ class Entry(Record):
         look: where to look.
         benign: whether it is no fault: what rounding in 16 bits gives.
         needs: what must be given to try it, if anything: an option.
-        reads: "text" or "template": of the tokenizer, which a model's folder may lack.
+        reads: "text" or "template": of the tokenizer, which a model's folder may lack; "experts": of the model.
+        each: whether there is one for each of some tokens: the function gets the token's id, and gives the transform.
         order: its place among changes of its kind.
         joint: whether it is a setting of samplers that is often set with others.
     """
@@ -46,13 +47,14 @@ class Entry(Record):
     look: str
     benign: bool = False
     needs: str | None = None
-    reads: Literal["text", "template"] | None = None
+    reads: Literal["text", "template", "experts"] | None = None
+    each: Literal["token"] | None = None
     order: int = 0
     joint: bool = False
 
     @property
     def reads_text(self) -> bool:
-        return self.reads is not None
+        return self.reads in ("text", "template")
 
     @property
     def reads_template(self) -> bool:
@@ -104,7 +106,9 @@ def shown(value: Value) -> str:
     kind, _, rest = value.partition("_")
     if rest == "logits":
         return f"{kind}, logits too"
-    return f"{kind} in groups of {rest}" if rest.isdigit() else value
+    if kind == "int4" and rest:
+        return f"{kind} in groups of {rest}"
+    return f"{kind} with a factor of {rest}" if rest.isdigit() else value
 
 
 @cache

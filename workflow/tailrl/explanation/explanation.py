@@ -1,5 +1,6 @@
 """Explains a log: the referee, the search for each side, and the verdict."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -26,12 +27,12 @@ from tailrl.explanation.search import (
     Found,
     Laboratory,
     World,
+    nearest_rounding,
     ordered,
     search,
 )
 from tailrl.explanation.sequences import Response, Scored, choose, read, require, scored, with_prompts
-from tailrl.model.policy import local_folder
-from tailrl.rollout.sampling import stop_tokens
+from tailrl.explanation.train_mode import TRAIN_MODE, left_on, probabilities
 from tailrl.runtime.errors import StudyError, say
 
 SIDES = ("sampler", "trainer")
@@ -40,8 +41,10 @@ FIRST_TOKENS = 250  # of the first sample; each later one has twice as many
 SEARCHED_TOKENS = 500  # of a sample, on which all hypotheses are tried
 SCREENED_TOKENS = 90  # on which hopeless ones are dropped
 FEWEST_RESPONSES = 6
+BIASED_TOKENS = 8  # by each of two measures, whose logits may have a bias
 SAME = 0.02  # relative difference of a fitted number below which two samples agree
-EXACT = 0.1  # of rounding's size: below it a side has the model's own bits, but for the order of sums
+SMALL = 0.1  # of bfloat16's rounding: below it a side has no fault that matters, and nothing is searched
+EXACT = 0.01  # likewise: below it a side has the model's own bits, but for the order of sums
 WITHIN_ROUNDING = 1.5  # times what bfloat16 makes: two programs round apart
 BAD, GOOD = 4.0, 2.0  # times rounding: responses far from the model, and near it
 LEAST_ROUNDING = 5e-4  # nats: what a log's decimals and the order of sums leave
@@ -149,11 +152,15 @@ class Explanation:
     def code(self) -> int:
         """0: nothing but rounding; 1: a cause is named; 2: there is a difference that no hypothesis reproduces."""
         written = [one for one in self.shared if one.hypothesis.entry.kind == "record"]
-        if self.pinned_side or written or any(self.own(side) for side in SIDES):
+        if self.pinned_side or written or any(self.named(side) for side in SIDES):
             return 1
         if any(one.is_fault for one in self.findings):
             return 1
         return 0 if self.sampler.is_explained and self.trainer.is_explained else 2
+
+    def named(self, side: str) -> World:
+        """Changes that one side has and that explain it: none where most of the difference is left."""
+        return self.own(side) if getattr(self, side).is_explained else AS_IT_IS
 
 
 def _same(one: Choice, other: Choice, within: float = 0.03) -> bool:
@@ -233,7 +240,7 @@ def explain_parts(
     log = read(parts)
     scorer = Scorer(model, others, adapters)
     notes = list(log.notes)
-    kept, findings = inspect(log.responses, stop_tokens(local_folder(model), scorer.context.tokenizer))
+    kept, findings = inspect(log.responses, scorer.ends)
     log = replace(log, responses=tuple(kept))
     with _progress() as seen:
         responses, more = with_prompts(log, scorer.context.tokenizer)
@@ -297,6 +304,9 @@ class _Bench:
         self.parts: dict[tuple[int, ...], Laboratory] = {}
         self.by_number = {one.number: one for one in responses}
         self.order = choose(responses, len(responses))
+        # A bias raises the tokens that are sampled often: each has an entry in all rows.
+        self.frequent = _frequent(responses)
+        scorer.watched |= {*self.frequent}
 
     def sample(self, tokens: int) -> Laboratory:
         """The first responses by what they may tell, with so many tokens; raises StudyError where there is none."""
@@ -311,6 +321,10 @@ class _Bench:
         found = {
             one.name: one.entry.needs for one in self.tested if one.entry.needs and not _is_given(one, self.scorer)
         }
+        if not any(probabilities(self.scorer.model)):
+            found["train_mode"] = "the model has no dropout"
+        if not any(type(module).__name__.endswith("Router") for module in self.scorer.model.modules()):
+            found |= {one.name: "the model has no experts" for one in self.tested if one.entry.reads == "experts"}
         if context.tokenizer is None:
             found |= {one.name: "the model's folder has no tokenizer" for one in self.tested if one.entry.reads_text}
         elif context.template is None:
@@ -352,7 +366,10 @@ def _same_world(one: World, two: World) -> bool:
 
 def _of_sample(bench: _Bench, sample: Laboratory, findings: Sequence[Finding]) -> Explanation:
     """What one sample of the log says."""
-    rounding = _rounding_of(sample, bench.tested)
+    untried = bench.untried()
+    given = [one for one in bench.tested if one.name not in untried]
+    tested = tuple(_expanded(given, sample, bench.frequent))
+    rounding = _rounding_of(sample, tested)
     scale_T = _scale(sample, rounding)
     steps = _by_step(sample)
     found = list(findings)
@@ -360,8 +377,10 @@ def _of_sample(bench: _Bench, sample: Laboratory, findings: Sequence[Finding]) -
     for side in SIDES:
         place = _place(side, sample, rounding)
         found += [place] if place else []
-        sides[side] = _explain_side(side, sample, rounding, scale_T, bench.tested, steps, bool(place))
-    untried = bench.untried()
+        sides[side] = _explain_side(side, sample, rounding, scale_T, tested, steps, bool(place))
+        if not sides[side].is_explained and any(probabilities(bench.scorer.model)) and (noise := left_on(side, sample)):
+            found.append(noise)
+            sides[side] = replace(sides[side], world=AS_IT_IS, is_placed=True)
     return Explanation(
         model="",
         title="",
@@ -369,13 +388,48 @@ def _of_sample(bench: _Bench, sample: Laboratory, findings: Sequence[Finding]) -
         trainer=sides["trainer"],
         findings=tuple(found),
         steps=steps,
-        tried=len({one.name for one in bench.tested} - untried.keys()),
+        tried=len({*(one.name for one in bench.tested), TRAIN_MODE.name} - untried.keys()),
         untried=tuple(untried.items()),
         tokens=len(sample.sequence_T),
         responses=len(sample.chosen),
         rows=0,
         notes=(),
     )
+
+
+def _expanded(tested: Iterable[Hypothesis], sample: Laboratory, frequent: Sequence[int]) -> Iterator[Hypothesis]:
+    """The hypotheses; one on a token becomes one for each token that it could concern."""
+    for hypothesis in tested:
+        if hypothesis.entry.each is None:
+            yield hypothesis
+            continue
+        for token in _biased_tokens(sample, frequent):
+            text = sample.scorer.context.tokenizer.decode([token]) if sample.scorer.context.tokenizer else ""
+            named = f"{token} {text!r}".strip().replace("{", "{{").replace("}", "}}")
+            entry = hypothesis.entry.model_copy(
+                update={"words": hypothesis.entry.words.format(value="{value}", token=named), "each": None}
+            )
+            yield Hypothesis(f"{hypothesis.name}_{token}", entry, hypothesis.apply(token))
+
+
+def _biased_tokens(sample: Laboratory, frequent: Sequence[int]) -> list[int]:
+    """The end tokens, those with the most probability, and the frequent ones."""
+    rows = sample.rows(AS_IT_IS)
+    assert rows is not None
+    probability_TE = (rows.value_TE + rows.weight_TE).softmax(-1)
+    is_token_TE = rows.id_TE >= 0
+    mass_V = rows.id_TE[is_token_TE].bincount(probability_TE[is_token_TE])
+    likely = mass_V.argsort(descending=True)[:BIASED_TOKENS].tolist()
+    return list(dict.fromkeys([*rows.ends, *likely, *frequent]))
+
+
+def _frequent(responses: Sequence[Response]) -> list[int]:
+    """The tokens that responses have most often."""
+    counted: Counter[int] = Counter()
+    for response in responses:
+        assert response.whole_T is not None and response.place_T is not None
+        counted.update(response.whole_T[response.place_T].tolist())
+    return [token for token, _ in counted.most_common(BIASED_TOKENS)]
 
 
 def _is_given(hypothesis: Hypothesis, scorer: Scorer) -> bool:
@@ -446,9 +500,11 @@ def _explain_side(
 ) -> Side:
     court = Court(whole, side, scale_T)
     before, size = court.residual(AS_IT_IS), rounding(AS_IT_IS)
-    if before <= max(EXACT * size, LEAST_SCALE) or is_placed or _pinned(steps, size):
+    if before <= max(SMALL * size, LEAST_SCALE) or is_placed or _pinned(steps, size):
         largest = _rounding_of(whole, tested, "bfloat16_logits")(AS_IT_IS)
-        return Side(side, before, before, largest, AS_IT_IS, AS_IT_IS, (), is_placed=is_placed)
+        is_rounded = before > max(EXACT * size, LEAST_SCALE) and not is_placed
+        nearest = nearest_rounding(court, tested) if is_rounded else AS_IT_IS
+        return Side(side, before, before, largest, AS_IT_IS, nearest, (), is_placed=is_placed)
     chosen, share = _bad_ones(whole, court, size)
     small, tiny = (
         whole.part(_first(chosen, SEARCHED_TOKENS)),

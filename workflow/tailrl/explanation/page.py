@@ -83,10 +83,9 @@ def verdict(explanation: Explanation) -> list[str]:
     if explanation.pinned_side:
         found.append(_pinned(explanation))
     for name in SIDES:
-        own = explanation.own(name)
         side: Side = getattr(explanation, name)
-        if own:
-            found += _cause(name, side, own)
+        if named := explanation.named(name):
+            found += _cause(name, side, named)
     written = [choice for choice in explanation.shared if choice.hypothesis.entry.kind == "record"]
     if written:
         found.append(f"Both columns hold {_words(tuple(written))}. Look at {written[0].hypothesis.entry.look}.")
@@ -100,10 +99,11 @@ def verdict(explanation: Explanation) -> list[str]:
         found.append("Neither column is this model's: give the checkpoint that the log is of, or --other FOLDER.")
     for name in unexplained:
         side = getattr(explanation, name)
+        tried = [*([(_words(side.world), side.after)] if side.world else []), *side.others]
+        words, left = min(tried, key=lambda one: one[1], default=("the model as it is", side.before))
         found.append(
             f"None of {explanation.tried} hypotheses reproduces the {name}'s numbers: {side.before:.3g} nats from the "
-            f"model, at best {min([side.after, *(left for _, left in side.others)]):.3g}, where rounding makes "
-            f"{side.rounding:.2g}."
+            f"model, at best {left:.3g} with {words}, where rounding makes {side.rounding:.2g}."
         )
     if not found:
         found.append(_clean(explanation))
