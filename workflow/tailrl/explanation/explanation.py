@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import BarColumn, Progress, TextColumn
 
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.diagnosis.diagnosis import Table
@@ -17,12 +17,15 @@ from tailrl.diagnosis.log import Log, LoggedRow, pack
 from tailrl.diagnosis.tables import read_table
 from tailrl.explanation.catalogue import Choice, Hypothesis, catalogue, imported
 from tailrl.explanation.columns import Finding, inspect
+from tailrl.explanation.layers import Engine, Stage, vllm_outputs
+from tailrl.explanation.layers import compare as compare_layers
 from tailrl.explanation.places import at_an_end
 from tailrl.explanation.prompts import match, read_prompts
 from tailrl.explanation.scorer import Scorer
 from tailrl.explanation.search import (
     AS_IT_IS,
     LEAST_SCALE,
+    MOST_HOPEFUL,
     Court,
     Found,
     Laboratory,
@@ -110,6 +113,7 @@ class Explanation:
         untried: the others, by name, with the reason.
         tokens, responses, rows: that were scored; responses of the log.
         notes: on prompts and tokens.
+        layers: places of the model in their order, where an engine was compared; empty: none was.
         samples: tokens of each sample, in order. stable: whether the last two samples gave the same answer.
     """
 
@@ -125,6 +129,7 @@ class Explanation:
     responses: int
     rows: int
     notes: tuple[str, ...]
+    layers: tuple[Stage, ...] = ()
     samples: tuple[int, ...] = ()
     stable: bool = False
 
@@ -192,6 +197,7 @@ def explain(
     others: Sequence[str | Path] = (),
     adapters: Sequence[str | Path] = (),
     hypotheses: Sequence[str] = (),
+    compare: str | None = None,
     tokens: int = TOKENS,
     columns: dict[str, str] | None = None,
 ) -> Explanation:
@@ -207,6 +213,8 @@ def explain(
         others: further folders of weights that a side may have: of a step ago, of the base model.
         adapters: folders of LoRA adapters.
         hypotheses: one's own, each `package.module:name` of a `catalogue.Hypothesis`.
+        compare: "vllm", or "vllm=FOLDER" with a checkpoint of its own: where nothing reproduces the log, its hidden
+            states are compared with the model's, layer by layer.
         tokens: that are computed at most: a sample grows until two samples give the same answer.
         columns: the log's names of columns, by ours, as `tailrl.diagnose` takes them.
 
@@ -221,6 +229,7 @@ def explain(
         others=[str(one) for one in others],
         adapters=[str(one) for one in adapters],
         hypotheses=hypotheses,
+        compare=compare,
         tokens=tokens,
     )
 
@@ -233,26 +242,42 @@ def explain_parts(
     others: Sequence[str] = (),
     adapters: Sequence[str] = (),
     hypotheses: Sequence[str] = (),
+    compare: str | None = None,
     tokens: int = TOKENS,
 ) -> Explanation:
     """The explanation of a log that comes in parts, each with the title of its format."""
+    engine = _engine(compare, model)
     tested = (*catalogue(), *imported(hypotheses))
     log = read(parts)
     scorer = Scorer(model, others, adapters)
     notes = list(log.notes)
     kept, findings = inspect(log.responses, scorer.ends)
     log = replace(log, responses=tuple(kept))
-    with _progress() as seen:
+    with _progress() as bar:
         responses, more = with_prompts(log, scorer.context.tokenizer)
         notes += more
         if not responses and prompts is not None:
             candidates = read_prompts(prompts, scorer.context.tokenizer)
             few = _spread(log.responses, 2 * max(FEWEST_RESPONSES, tokens // 48))
-            responses, sentence = match(scorer, few, candidates, log.rows, seen)
+            responses, sentence = match(scorer, few, candidates, log.rows, bar.seen)
             notes.append(sentence)
         require(responses, model if not log.title else f"the log ({log.title})")
-        answer = _explained(_Bench(scorer, responses, tested, seen), findings, tokens)
+        bench = _Bench(scorer, responses, tested, bar)
+        answer = _explained(bench, findings, tokens)
+    if engine and answer.code == 2:
+        say(f"runs {compare} beside the model, layer by layer")
+        answer = replace(answer, layers=compare_layers(model, engine, bench.sample(FIRST_TOKENS).chosen))
     return replace(answer, model=model, title=log.title, rows=log.rows, notes=tuple(notes))
+
+
+def _engine(compare: str | None, model: str) -> Engine | None:
+    """The engine of `--compare`; raises StudyError for another name than vllm."""
+    if compare is None:
+        return None
+    name, _, folder = compare.partition("=")
+    if name != "vllm":
+        raise StudyError(f"--compare {compare}: write vllm, or vllm=FOLDER for an engine with another checkpoint")
+    return vllm_outputs(folder or model)
 
 
 def explain_mismatch(title: str, rows: Sequence[LoggedRow], model: str) -> Explanation | None:
@@ -263,8 +288,8 @@ def explain_mismatch(title: str, rows: Sequence[LoggedRow], model: str) -> Expla
     say("compares the difference with what rounding in bfloat16 makes")
     log = read([(title, pack(rows))])
     scorer = Scorer(model)
-    with _progress() as seen:
-        bench = _Bench(scorer, with_prompts(log, scorer.context.tokenizer)[0], catalogue(), seen)
+    with _progress() as bar:
+        bench = _Bench(scorer, with_prompts(log, scorer.context.tokenizer)[0], catalogue(), bar)
         sample = bench.sample(FIRST_TOKENS)
         apart = np.abs(sample.column("sampler") - sample.column("trainer")).mean()
         if apart <= WITHIN_ROUNDING * max(
@@ -298,9 +323,9 @@ class _Bench:
         scorer: Scorer,
         responses: Sequence[Response],
         tested: Sequence[Hypothesis],
-        seen: Callable[[int], object],
+        bar: "_Bar",
     ) -> None:
-        self.scorer, self.tested, self.seen = scorer, tested, seen
+        self.scorer, self.tested, self.bar = scorer, tested, bar
         self.parts: dict[tuple[int, ...], Laboratory] = {}
         self.by_number = {one.number: one for one in responses}
         self.order = choose(responses, len(responses))
@@ -313,7 +338,14 @@ class _Bench:
         chosen = _until(self.order, self.by_number, tokens)
         if not chosen:
             raise StudyError("the log has no response with finite log-probs of both sides")
-        return Laboratory(self.scorer, chosen, self.seen, self.parts)
+        self.bar.begin(f"{sum(len(one.position_T) for one in chosen)} tokens", self._reading(chosen))
+        return Laboratory(self.scorer, chosen, self.bar.seen, self.parts)
+
+    def _reading(self, chosen: Sequence[Scored]) -> int:
+        """Tokens that the model will read for a sample: few under each hypothesis, all under the hopeful ones."""
+        forwards = sum(len(one.entry.values) for one in self.tested if one.entry.needs_forward)
+        few = sum(len(one.inputs.ids) for one in _first(chosen, SCREENED_TOKENS, 2))
+        return forwards * few + 2 * MOST_HOPEFUL * sum(len(one.inputs.ids) for one in chosen)
 
     def untried(self) -> dict[str, str]:
         """The hypotheses that cannot be tried, each with the reason."""
@@ -576,9 +608,23 @@ def _words(world: World) -> str:
     return ", ".join(choice.words for choice in world)
 
 
+class _Bar:
+    """A bar over the tokens that the model reads; a guess of their number, since hopeless hypotheses are dropped."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self.task = progress.add_task("reading the log", total=None)
+
+    def begin(self, words: str, tokens: int) -> None:
+        self.progress.reset(self.task, description=words, total=tokens)
+
+    def seen(self, tokens: int) -> None:
+        self.progress.advance(self.task, tokens)
+
+
 @contextmanager
-def _progress() -> Iterator[Callable[[int], object]]:
+def _progress() -> Iterator[_Bar]:
     console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("computing", total=None)
-        yield lambda size: progress.advance(task, size)
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:,.0f} tokens read"))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        yield _Bar(progress)

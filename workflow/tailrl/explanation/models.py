@@ -146,7 +146,8 @@ def longrope(model: PreTrainedModel, value: str, context: Context) -> PreTrained
 
     def fixed(module: nn.Module) -> nn.Module:
         frequencies, scaling = ROPE_INIT_FUNCTIONS["longrope"](model.config, module.inv_freq.device, seq_len=length)
-        module.inv_freq, module.attention_scaling, module.rope_type = frequencies, scaling, "default"
+        module.inv_freq = frequencies
+        vars(module).update(attention_scaling=scaling, rope_type="default")
         return module
 
     return _with_ropes(model, fixed)
