@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -18,7 +19,7 @@ from tailrl.config.load import merged, read_study
 TUTORIALS = ["tutorials/reproduce.md", "tutorials/read-the-report.md", "tutorials/add-an-arm.md"]
 """tests/unit/integrations/trl/test_trainer.py runs the fourth."""
 TAILRL = {command.__name__.rstrip("_") for group in cli.HELP_GROUPS.values() for command in group}
-ELSEWHERE = {".", "cat", "pip", "uv", "cp", "lm-eval", "export", "rsync", "tar", "torchrun", "wandb"}
+ELSEWHERE = {".", "cat", "echo", "python", "pip", "uv", "cp", "lm-eval", "export", "rsync", "tar", "torchrun", "wandb"}
 LOG = re.compile(r"results/(\w+)/(?:logs/)?train/(\w+)/seed(\d+)")
 
 
@@ -126,3 +127,18 @@ def test_a_tutorial_runs_from_its_first_line_to_its_last(page: str, small: Workf
     if page == TUTORIALS[2]:
         assert (results / "train/top_k_mis/seed0/metrics.jsonl").stat().st_size
         assert studies(page).keys() == {"studies/cooler.yaml"}
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+def test_the_cause_is_found_and_mended(small: Workflow) -> None:
+    """The tutorial with the real vLLM, on the tiny policy: the penalty is named with its number, and gone after."""
+    shutil.copytree(ROOT / "examples", small.folder / "examples", dirs_exist_ok=True)
+    ended = {line: small.run("bash", "-c", line) for line in commands("tutorials/find-the-cause.md")}
+    codes = {line: one.returncode for line, one in ended.items()}
+    [named, clean] = [line for line in ended if line.startswith("tailrl explain")]
+    assert codes == {line: int(line == named) for line in ended}, [one.stderr[-2000:] for one in ended.values()]
+    found = re.search(r"this model with a repetition penalty of ([\d.]+):", ended[named].stdout)
+    assert found and float(found[1]) == pytest.approx(1.1, abs=0.02)
+    assert "differ by rounding alone" in ended[clean].stdout
+    assert (small.folder / "change.html").stat().st_size > 1000

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -65,6 +66,14 @@ def test_a_setting_of_the_sampler_is_named_with_its_number(
     assert causes(explanation) == {name: pytest.approx(value, rel=0.1)}
     assert explanation.code == 1 and not explanation.own("trainer")
     assert explanation.sampler.after < 0.02 * explanation.sampler.before
+
+
+@slow
+def test_a_bias_on_a_token_is_named_with_its_number(folder: Path, prompts: list[list[int]]) -> None:
+    responses, _ = sampled(load(folder), prompts, TOKENS)
+    [(token, _)] = Counter(token for response in responses for token in response).most_common(1)
+    found = causes(explained(folder, prompts, sequence_bias={(token,): 3.5}))
+    assert found == {f"logit_bias_{token}": pytest.approx(3.5, rel=0.1)}
 
 
 @slow

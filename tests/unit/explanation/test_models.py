@@ -1,47 +1,140 @@
-"""Hypotheses on weights are what other libraries store."""
+"""Plants in weights, ropes, windows and arithmetic, made by config.json, by the loader or by torch itself."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from explanation_fixture import load, make_policy
+from explanation_fixture import load, make_policy, predicted, prompts_of, rescored, rows_of, sampled, with_config
+from moe_fixture import mixture
+from torch.overrides import TorchFunctionMode
+from transformers import AutoTokenizer
 
-from tailrl.explanation.catalogue import shown
-from tailrl.explanation.inputs import Context
-from tailrl.explanation.models import quantized
+from tailrl.explanation.explanation import explain
+from tailrl.model.policy import save_policy
 
-
-@pytest.mark.parametrize(("value", "bits", "group"), [("int8_stored", 8, None), ("int4_32_stored", 4, 32)])
-def test_stored_weights_are_those_of_compressed_tensors(tmp_path: Path, value: str, bits: int, group: int) -> None:
-    helpers = pytest.importorskip("compressed_tensors.quantization.utils.helpers")
-    forward = pytest.importorskip("compressed_tensors.quantization.lifecycle.forward")
-    strategy: dict[str, Any] = {"strategy": "group", "group_size": group} if group else {"strategy": "channel"}
-    settings = pytest.importorskip("compressed_tensors.quantization").QuantizationArgs(
-        num_bits=bits, type="int", symmetric=True, **strategy
-    )
-    # Engines are handed weights in bfloat16, whose largest numbers give the scales.
-    model = load(make_policy(tmp_path), torch.bfloat16).float()
-    weight_OI = model.model.layers[1].mlp.down_proj.weight.detach().bfloat16()
-    grouped_OGI = weight_OI.view(len(weight_OI), -1, group or weight_OI.shape[1])
-    scale_OG, zero_OG = helpers.calculate_qparams(grouped_OGI.amin(-1), grouped_OGI.amax(-1), settings)
-    level_OI = forward.quantize(weight_OI, scale_OG, zero_OG, settings, dtype=torch.int8)
-    wanted_OI = level_OI.float().view(grouped_OGI.shape) * scale_OG.float()[..., None]
-    with torch.no_grad():
-        changed = quantized(model, value, Context(model.config))
-    assert changed is not None
-    got_OI = changed.model.layers[1].mlp.down_proj.weight
-    torch.testing.assert_close(got_OI.view(grouped_OGI.shape), wanted_OI, atol=0, rtol=0)
+COUNT, TOKENS = 8, 24
+slow = pytest.mark.slow
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0] * 8,
+    "long_factor": [1.5] * 8,
+    "original_max_position_embeddings": 256,
+    "factor": 2.0,
+}
 
 
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        ("int4_32_stored", "int4 in groups of 32 (weights with the scales of compressed-tensors)"),
-        ("bfloat16_logits", "bfloat16, logits too"),
-        ("fp8_e4m3", "fp8_e4m3"),
-        (1.25, "1.25"),
-    ],
-)
-def test_formats_in_words(value: float | str, words: str) -> None:
-    assert shown(value) == words
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_policy(tmp_path_factory.mktemp("policy"))
+
+
+def prompts(folder: Path) -> list[list[int]]:
+    return prompts_of(AutoTokenizer.from_pretrained(folder, trust_remote_code=False), COUNT)
+
+
+class Tf32(TorchFunctionMode):
+    """Linear layers of inputs and weights with 10 bits of mantissa, by NumPy's frexp."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.nn.functional.linear:
+            args = (*(shortened(one) for one in args[:2]), *args[2:])
+        return function(*args, **(kwargs or {}))
+
+
+def shortened(numbers: torch.Tensor) -> torch.Tensor:
+    mantissa, exponent = np.frexp(numbers.detach().numpy().astype(np.float64))
+    return torch.from_numpy(np.ldexp(np.round(mantissa * 2**11) / 2**11, exponent).astype(np.float32))
+
+
+def configured(to: dict[str, Any], now: dict[str, Any] | None = None) -> Callable[[Path, Path], tuple[Path, Any]]:
+    """The policy, with `now` in its config.json, and a sampler of the same weights whose config.json says `to`."""
+
+    def made(folder: Path, tmp_path: Path) -> tuple[Path, Any]:
+        right = with_config(folder, tmp_path / "right", **(now or {}))
+        return right, load(with_config(right, tmp_path / "other", **to))
+
+    return made
+
+
+PLANTS = {
+    "yarn": ("rope_type", "yarn_4", configured({"rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 512}})),
+    "llama3 ignored": ("rope_type", "default", configured(
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+        {"rope_parameters": {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
+                             "high_freq_factor": 4.0, "original_max_position_embeddings": 32}})),
+    "long factors": ("longrope", "long", configured(
+        {"rope_parameters": LONG | {"short_factor": LONG["long_factor"]}}, {"rope_parameters": LONG})),
+    "no window": ("window_missing", 0.0, configured(
+        {"sliding_window": None},
+        {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 8})),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLANTS)
+def test_what_another_config_computes_is_what_the_hypothesis_says(name: str, folder: Path, tmp_path: Path) -> None:
+    hypothesis, value, made = PLANTS[name]
+    right, sampler = made(folder, tmp_path)
+    asked = prompts(folder)[:3]
+    responses, planted = sampled(sampler, asked, TOKENS)
+    planted_T = np.concatenate(planted)
+    assert np.abs(planted_T - predicted(right, asked, responses)).mean() > 0.01, "the plant does something"
+    assert np.abs(planted_T - predicted(right, asked, responses, (hypothesis, value))).max() < 1e-3
+
+
+@slow
+@pytest.mark.parametrize("name", PLANTS)
+def test_another_config_is_named(name: str, folder: Path, tmp_path: Path) -> None:
+    hypothesis, value, made = PLANTS[name]
+    right, sampler = made(folder, tmp_path)
+    asked = prompts(folder)
+    responses, planted = sampled(sampler, asked, TOKENS)
+    found = explain(rows_of(asked, responses, planted, rescored(load(right), asked, responses)), right, tokens=150)
+    assert [(one.hypothesis.name, one.value) for one in found.own("sampler")] == [(hypothesis, value)]
+
+
+def test_tf32_is_told_from_other_roundings_and_is_no_fault(folder: Path) -> None:
+    asked = prompts(folder)
+    with Tf32():
+        responses, planted = sampled(load(folder), asked, TOKENS)
+    planted_T = np.concatenate(planted)
+    exact_T, tf32_T = predicted(folder, asked, responses), predicted(folder, asked, responses, ("tf32", "tf32"))
+    # Sums in another order put some numbers on the other side of a tie, in each layer.
+    assert np.abs(planted_T - tf32_T).mean() < 0.4 * np.abs(planted_T - exact_T).mean()
+    found = explain(rows_of(asked, responses, planted, rescored(load(folder), asked, responses)), folder, tokens=150)
+    assert found.code == 0 and [one.hypothesis.name for one in found.sampler.benign] == ["tf32"]
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A mixture of experts."""
+    folder = make_policy(tmp_path_factory.mktemp("dense"))
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    to = tmp_path_factory.mktemp("mixture")
+    save_policy(mixture(tokenizer), tokenizer, to)
+    return to
+
+
+def with_routers_in(model: Any, dtype: torch.dtype) -> Any:
+    """Each router computes in this dtype, by a wrapper around its forward."""
+    for layer in model.model.layers:
+        gate = layer.mlp.gate.to(dtype)
+
+        def forward(hidden: torch.Tensor, own: Any = gate.forward) -> Any:
+            logits, weights, experts = own(hidden.to(dtype))
+            return logits.float(), weights.float(), experts
+
+        gate.forward = forward
+    return model
+
+
+def test_routers_of_another_dtype_compute_what_the_hypothesis_says(experts: Path) -> None:
+    asked = prompts(experts)[:3]
+    responses, planted = sampled(with_routers_in(load(experts), torch.bfloat16), asked, TOKENS)
+    planted_T = np.concatenate(planted)
+    assert np.abs(planted_T - predicted(experts, asked, responses)).mean() > 1e-3
+    assert np.abs(planted_T - predicted(experts, asked, responses, ("router", "bfloat16"))).max() < 1e-3

@@ -1,13 +1,16 @@
 """Transforms of reduced rows are those of whole ones, by transformers' own processors and by vLLM's definitions."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 from transformers import (
+    MinNewTokensLengthLogitsProcessor,
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -65,6 +68,28 @@ def test_a_transform_is_that_of_the_library(
 ) -> None:
     got_T = getattr(logits, name)(rows_of(sequence), value).logprobs()
     assert (got_T - whole(sequence, change)).abs().max() < atol
+
+
+@pytest.mark.parametrize("token", [3, VOCABULARY - 1])
+def test_a_bias_is_that_of_the_library(sequence: tuple[Tensor, Tensor], token: int) -> None:
+    biased = SequenceBiasLogitsProcessor({(token,): 6.5})
+    logits_TV, ids_P = sequence
+    rows = reduced(logits_TV, ids_P, torch.arange(PROMPT, PROMPT + RESPONSE), PROMPT, {token})
+    got_T = logits.token_bias(token)(rows, 6.5).logprobs()
+    assert (got_T - whole(sequence, biased)).abs().max() < 1e-5
+    assert (got_T - rows.logprobs()).abs().max() > 1e-3
+
+
+def test_a_forbidden_end_is_that_of_the_library(sequence: tuple[Tensor, Tensor]) -> None:
+    """No end token among the first 9 of the response; later it is as probable as ever."""
+    end = int(sequence[0][:9].mean(0).argmax())
+    forbidding = MinNewTokensLengthLogitsProcessor(PROMPT, 9, end)
+    logits_TV, ids_P = sequence
+    places = torch.arange(PROMPT, PROMPT + RESPONSE)
+    rows = replace(reduced(logits_TV, ids_P, places, PROMPT, {end}), ends=(end,))
+    got_T = logits.end_forbidden(rows, 9).logprobs()
+    assert (got_T - whole(sequence, forbidding)).abs().max() < 1e-5
+    assert (got_T - rows.logprobs())[:9].abs().max() > 1e-3 and torch.equal(got_T[9:], rows.logprobs()[9:])
 
 
 @pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty", "repetition_penalty_of_response"])

@@ -468,7 +468,17 @@ def explain(
     hypothesis: Annotated[
         list[str] | None, Option(metavar="MODULE:NAME", help="a hypothesis of your own; may be repeated")
     ] = None,
-    tokens_scored: Annotated[int, Option("--tokens", parser=tokens, metavar="N", help="that are computed")] = 1000,
+    compare: Annotated[
+        str | None,
+        Option(
+            metavar="vllm[=FOLDER]",
+            help="where nothing reproduces the log, run vLLM too, with the model or the checkpoint in FOLDER: at which "
+            "layer does it part from the model?",
+        ),
+    ] = None,
+    tokens_scored: Annotated[
+        int, Option("--tokens", parser=tokens, metavar="N", help="that are computed at most")
+    ] = 1000,
     columns: Annotated[
         str | None, Option(metavar="ROLE=NAME,...", help="the file's own names, as `tailrl diagnose` takes them")
     ] = None,
@@ -495,6 +505,7 @@ def explain(
         others=other or (),
         adapters=adapter or (),
         hypotheses=hypothesis or (),
+        compare=compare,
         tokens=tokens_scored,
     )
     print(as_json(explanation) if json_file == "-" else text(explanation), end="")

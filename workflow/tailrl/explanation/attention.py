@@ -10,6 +10,7 @@ from transformers import AttentionInterface
 from tailrl.model.forward import CACHE_ROUNDING
 
 ALONE = "explained"
+NO_WINDOW = 0  # in place of a width: attention looks back over everything, whatever the model says
 
 
 def _attention(
@@ -23,22 +24,31 @@ def _attention(
     window: int | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    dropout: float = 0.0,
     **others: Any,  # noqa: ARG001
 ) -> tuple[Tensor, None]:
     """Causal attention of one sequence: [1, heads, P, d] → [1, P, heads, d]."""
     rounding = getattr(module, CACHE_ROUNDING, None)
     if rounding is not None:
         key, value = rounding(key), rounding(value)
-    back = min((w for w in (window, sliding_window) if w is not None), default=None)
+    back = None if window == NO_WINDOW else min((w for w in (window, sliding_window) if w is not None), default=None)
     if softcap is not None:
         return _capped(query, key, value, scaling, back, softcap), None
     grouped = query.shape[1] != key.shape[1]
     length = query.shape[2]
     if back is None or back >= length:
-        out = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
+        out = scaled_dot_product_attention(
+            query, key, value, dropout_p=dropout, is_causal=True, scale=scaling, enable_gqa=grouped
+        )
     else:
         out = scaled_dot_product_attention(
-            query, key, value, attn_mask=_seen(length, back, query.device), scale=scaling, enable_gqa=grouped
+            query,
+            key,
+            value,
+            dropout_p=dropout,
+            attn_mask=_seen(length, back, query.device),
+            scale=scaling,
+            enable_gqa=grouped,
         )
     return out.transpose(1, 2), None
 

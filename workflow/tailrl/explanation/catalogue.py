@@ -38,7 +38,8 @@ class Entry(Record):
         look: where to look.
         benign: whether it is no fault: what rounding in 16 bits gives.
         needs: what must be given to try it, if anything: an option.
-        reads: "text" or "template": of the tokenizer, which a model's folder may lack.
+        reads: "text" or "template": of the tokenizer, which a model's folder may lack; "experts": of the model.
+        each: whether there is one for each of some tokens: the function gets the token's id, and gives the transform.
         order: its place among changes of its kind.
         joint: whether it is a setting of samplers that is often set with others.
     """
@@ -52,13 +53,14 @@ class Entry(Record):
     look: str
     benign: bool = False
     needs: str | None = None
-    reads: Literal["text", "template"] | None = None
+    reads: Literal["text", "template", "experts"] | None = None
+    each: Literal["token"] | None = None
     order: int = 0
     joint: bool = False
 
     @property
     def reads_text(self) -> bool:
-        return self.reads is not None
+        return self.reads in ("text", "template")
 
     @property
     def reads_template(self) -> bool:
@@ -108,9 +110,10 @@ def shown(value: Value) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     kind, *rest = value.split("_")
-    if not rest or rest[0] in ("e4m3", "e5m2"):
+    if not all(part.isdigit() or part in PARTS for part in rest):
         return value
-    return kind + "".join(f" in groups of {part}" if part.isdigit() else PARTS[part] for part in rest)
+    number = "in groups of" if kind == "int4" else "with a factor of"
+    return kind + "".join(f" {number} {part}" if part.isdigit() else PARTS[part] for part in rest)
 
 
 @cache

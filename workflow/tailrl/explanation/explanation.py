@@ -1,5 +1,6 @@
 """Explains a log: the referee, the search for each side, and the verdict."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -8,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import BarColumn, Progress, TextColumn
 
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.diagnosis.diagnosis import Table
@@ -16,22 +17,25 @@ from tailrl.diagnosis.log import Log, LoggedRow, pack
 from tailrl.diagnosis.tables import read_table
 from tailrl.explanation.catalogue import Choice, Hypothesis, catalogue, imported
 from tailrl.explanation.columns import Finding, inspect
+from tailrl.explanation.layers import Engine, Stage, vllm_outputs
+from tailrl.explanation.layers import compare as compare_layers
 from tailrl.explanation.places import at_an_end
 from tailrl.explanation.prompts import match, read_prompts
 from tailrl.explanation.scorer import Scorer
 from tailrl.explanation.search import (
     AS_IT_IS,
     LEAST_SCALE,
+    MOST_HOPEFUL,
     Court,
     Found,
     Laboratory,
     World,
+    nearest_rounding,
     ordered,
     search,
 )
 from tailrl.explanation.sequences import Response, Scored, choose, read, require, scored, with_prompts
-from tailrl.model.policy import local_folder
-from tailrl.rollout.sampling import stop_tokens
+from tailrl.explanation.train_mode import TRAIN_MODE, left_on, probabilities
 from tailrl.runtime.errors import StudyError, say
 
 SIDES = ("sampler", "trainer")
@@ -40,8 +44,10 @@ FIRST_TOKENS = 250  # of the first sample; each later one has twice as many
 SEARCHED_TOKENS = 500  # of a sample, on which all hypotheses are tried
 SCREENED_TOKENS = 90  # on which hopeless ones are dropped
 FEWEST_RESPONSES = 6
+BIASED_TOKENS = 8  # by each of two measures, whose logits may have a bias
 SAME = 0.02  # relative difference of a fitted number below which two samples agree
-EXACT = 0.1  # of rounding's size: below it a side has the model's own bits, but for the order of sums
+SMALL = 0.1  # of bfloat16's rounding: below it a side has no fault that matters, and nothing is searched
+EXACT = 0.01  # likewise: below it a side has the model's own bits, but for the order of sums
 WITHIN_ROUNDING = 1.5  # times what bfloat16 makes: two programs round apart
 BAD, GOOD = 4.0, 2.0  # times rounding: responses far from the model, and near it
 LEAST_ROUNDING = 5e-4  # nats: what a log's decimals and the order of sums leave
@@ -107,6 +113,7 @@ class Explanation:
         untried: the others, by name, with the reason.
         tokens, responses, rows: that were scored; responses of the log.
         notes: on prompts and tokens.
+        layers: places of the model in their order, where an engine was compared; empty: none was.
         samples: tokens of each sample, in order. stable: whether the last two samples gave the same answer.
     """
 
@@ -122,6 +129,7 @@ class Explanation:
     responses: int
     rows: int
     notes: tuple[str, ...]
+    layers: tuple[Stage, ...] = ()
     samples: tuple[int, ...] = ()
     stable: bool = False
 
@@ -149,11 +157,15 @@ class Explanation:
     def code(self) -> int:
         """0: nothing but rounding; 1: a cause is named; 2: there is a difference that no hypothesis reproduces."""
         written = [one for one in self.shared if one.hypothesis.entry.kind == "record"]
-        if self.pinned_side or written or any(self.own(side) for side in SIDES):
+        if self.pinned_side or written or any(self.named(side) for side in SIDES):
             return 1
         if any(one.is_fault for one in self.findings):
             return 1
         return 0 if self.sampler.is_explained and self.trainer.is_explained else 2
+
+    def named(self, side: str) -> World:
+        """Changes that one side has and that explain it: none where most of the difference is left."""
+        return self.own(side) if getattr(self, side).is_explained else AS_IT_IS
 
 
 def _same(one: Choice, other: Choice, within: float = 0.03) -> bool:
@@ -185,6 +197,7 @@ def explain(
     others: Sequence[str | Path] = (),
     adapters: Sequence[str | Path] = (),
     hypotheses: Sequence[str] = (),
+    compare: str | None = None,
     tokens: int = TOKENS,
     columns: dict[str, str] | None = None,
 ) -> Explanation:
@@ -200,6 +213,8 @@ def explain(
         others: further folders of weights that a side may have: of a step ago, of the base model.
         adapters: folders of LoRA adapters.
         hypotheses: one's own, each `package.module:name` of a `catalogue.Hypothesis`.
+        compare: "vllm", or "vllm=FOLDER" with a checkpoint of its own: where nothing reproduces the log, its hidden
+            states are compared with the model's, layer by layer.
         tokens: that are computed at most: a sample grows until two samples give the same answer.
         columns: the log's names of columns, by ours, as `tailrl.diagnose` takes them.
 
@@ -214,6 +229,7 @@ def explain(
         others=[str(one) for one in others],
         adapters=[str(one) for one in adapters],
         hypotheses=hypotheses,
+        compare=compare,
         tokens=tokens,
     )
 
@@ -226,26 +242,42 @@ def explain_parts(
     others: Sequence[str] = (),
     adapters: Sequence[str] = (),
     hypotheses: Sequence[str] = (),
+    compare: str | None = None,
     tokens: int = TOKENS,
 ) -> Explanation:
     """The explanation of a log that comes in parts, each with the title of its format."""
+    engine = _engine(compare, model)
     tested = (*catalogue(), *imported(hypotheses))
     log = read(parts)
     scorer = Scorer(model, others, adapters)
     notes = list(log.notes)
-    kept, findings = inspect(log.responses, stop_tokens(local_folder(model), scorer.context.tokenizer))
+    kept, findings = inspect(log.responses, scorer.ends)
     log = replace(log, responses=tuple(kept))
-    with _progress() as seen:
+    with _progress() as bar:
         responses, more = with_prompts(log, scorer.context.tokenizer)
         notes += more
         if not responses and prompts is not None:
             candidates = read_prompts(prompts, scorer.context.tokenizer)
             few = _spread(log.responses, 2 * max(FEWEST_RESPONSES, tokens // 48))
-            responses, sentence = match(scorer, few, candidates, log.rows, seen)
+            responses, sentence = match(scorer, few, candidates, log.rows, bar.seen)
             notes.append(sentence)
         require(responses, model if not log.title else f"the log ({log.title})")
-        answer = _explained(_Bench(scorer, responses, tested, seen), findings, tokens)
+        bench = _Bench(scorer, responses, tested, bar)
+        answer = _explained(bench, findings, tokens)
+    if engine and answer.code == 2:
+        say(f"runs {compare} beside the model, layer by layer")
+        answer = replace(answer, layers=compare_layers(model, engine, bench.sample(FIRST_TOKENS).chosen))
     return replace(answer, model=model, title=log.title, rows=log.rows, notes=tuple(notes))
+
+
+def _engine(compare: str | None, model: str) -> Engine | None:
+    """The engine of `--compare`; raises StudyError for another name than vllm."""
+    if compare is None:
+        return None
+    name, _, folder = compare.partition("=")
+    if name != "vllm":
+        raise StudyError(f"--compare {compare}: write vllm, or vllm=FOLDER for an engine with another checkpoint")
+    return vllm_outputs(folder or model)
 
 
 def explain_mismatch(title: str, rows: Sequence[LoggedRow], model: str) -> Explanation | None:
@@ -256,8 +288,8 @@ def explain_mismatch(title: str, rows: Sequence[LoggedRow], model: str) -> Expla
     say("compares the difference with what rounding in bfloat16 makes")
     log = read([(title, pack(rows))])
     scorer = Scorer(model)
-    with _progress() as seen:
-        bench = _Bench(scorer, with_prompts(log, scorer.context.tokenizer)[0], catalogue(), seen)
+    with _progress() as bar:
+        bench = _Bench(scorer, with_prompts(log, scorer.context.tokenizer)[0], catalogue(), bar)
         sample = bench.sample(FIRST_TOKENS)
         apart = np.abs(sample.column("sampler") - sample.column("trainer")).mean()
         if apart <= WITHIN_ROUNDING * max(
@@ -291,19 +323,29 @@ class _Bench:
         scorer: Scorer,
         responses: Sequence[Response],
         tested: Sequence[Hypothesis],
-        seen: Callable[[int], object],
+        bar: "_Bar",
     ) -> None:
-        self.scorer, self.tested, self.seen = scorer, tested, seen
+        self.scorer, self.tested, self.bar = scorer, tested, bar
         self.parts: dict[tuple[int, ...], Laboratory] = {}
         self.by_number = {one.number: one for one in responses}
         self.order = choose(responses, len(responses))
+        # A bias raises the tokens that are sampled often: each has an entry in all rows.
+        self.frequent = _frequent(responses)
+        scorer.watched |= {*self.frequent}
 
     def sample(self, tokens: int) -> Laboratory:
         """The first responses by what they may tell, with so many tokens; raises StudyError where there is none."""
         chosen = _until(self.order, self.by_number, tokens)
         if not chosen:
             raise StudyError("the log has no response with finite log-probs of both sides")
-        return Laboratory(self.scorer, chosen, self.seen, self.parts)
+        self.bar.begin(f"{sum(len(one.position_T) for one in chosen)} tokens", self._reading(chosen))
+        return Laboratory(self.scorer, chosen, self.bar.seen, self.parts)
+
+    def _reading(self, chosen: Sequence[Scored]) -> int:
+        """Tokens that the model will read for a sample: few under each hypothesis, all under the hopeful ones."""
+        forwards = sum(len(one.entry.values) for one in self.tested if one.entry.needs_forward)
+        few = sum(len(one.inputs.ids) for one in _first(chosen, SCREENED_TOKENS, 2))
+        return forwards * few + 2 * MOST_HOPEFUL * sum(len(one.inputs.ids) for one in chosen)
 
     def untried(self) -> dict[str, str]:
         """The hypotheses that cannot be tried, each with the reason."""
@@ -311,6 +353,10 @@ class _Bench:
         found = {
             one.name: one.entry.needs for one in self.tested if one.entry.needs and not _is_given(one, self.scorer)
         }
+        if not any(probabilities(self.scorer.model)):
+            found["train_mode"] = "the model has no dropout"
+        if not any(type(module).__name__.endswith("Router") for module in self.scorer.model.modules()):
+            found |= {one.name: "the model has no experts" for one in self.tested if one.entry.reads == "experts"}
         if context.tokenizer is None:
             found |= {one.name: "the model's folder has no tokenizer" for one in self.tested if one.entry.reads_text}
         elif context.template is None:
@@ -352,7 +398,10 @@ def _same_world(one: World, two: World) -> bool:
 
 def _of_sample(bench: _Bench, sample: Laboratory, findings: Sequence[Finding]) -> Explanation:
     """What one sample of the log says."""
-    rounding = _rounding_of(sample, bench.tested)
+    untried = bench.untried()
+    given = [one for one in bench.tested if one.name not in untried]
+    tested = tuple(_expanded(given, sample, bench.frequent))
+    rounding = _rounding_of(sample, tested)
     scale_T = _scale(sample, rounding)
     steps = _by_step(sample)
     found = list(findings)
@@ -363,8 +412,10 @@ def _of_sample(bench: _Bench, sample: Laboratory, findings: Sequence[Finding]) -
         if sides and np.array_equal(sample.column("sampler"), sample.column("trainer")):
             sides[side] = replace(sides["sampler"], side=side)  # a copy has the same answer
             continue
-        sides[side] = _explain_side(side, sample, rounding, scale_T, bench.tested, steps, bool(place))
-    untried = bench.untried()
+        sides[side] = _explain_side(side, sample, rounding, scale_T, tested, steps, bool(place))
+        if not sides[side].is_explained and any(probabilities(bench.scorer.model)) and (noise := left_on(side, sample)):
+            found.append(noise)
+            sides[side] = replace(sides[side], world=AS_IT_IS, is_placed=True)
     return Explanation(
         model="",
         title="",
@@ -372,13 +423,48 @@ def _of_sample(bench: _Bench, sample: Laboratory, findings: Sequence[Finding]) -
         trainer=sides["trainer"],
         findings=tuple(found),
         steps=steps,
-        tried=len({one.name for one in bench.tested} - untried.keys()),
+        tried=len({*(one.name for one in bench.tested), TRAIN_MODE.name} - untried.keys()),
         untried=tuple(untried.items()),
         tokens=len(sample.sequence_T),
         responses=len(sample.chosen),
         rows=0,
         notes=(),
     )
+
+
+def _expanded(tested: Iterable[Hypothesis], sample: Laboratory, frequent: Sequence[int]) -> Iterator[Hypothesis]:
+    """The hypotheses; one on a token becomes one for each token that it could concern."""
+    for hypothesis in tested:
+        if hypothesis.entry.each is None:
+            yield hypothesis
+            continue
+        for token in _biased_tokens(sample, frequent):
+            text = sample.scorer.context.tokenizer.decode([token]) if sample.scorer.context.tokenizer else ""
+            named = f"{token} {text!r}".strip().replace("{", "{{").replace("}", "}}")
+            entry = hypothesis.entry.model_copy(
+                update={"words": hypothesis.entry.words.format(value="{value}", token=named), "each": None}
+            )
+            yield Hypothesis(f"{hypothesis.name}_{token}", entry, hypothesis.apply(token))
+
+
+def _biased_tokens(sample: Laboratory, frequent: Sequence[int]) -> list[int]:
+    """The end tokens, those with the most probability, and the frequent ones."""
+    rows = sample.rows(AS_IT_IS)
+    assert rows is not None
+    probability_TE = (rows.value_TE + rows.weight_TE).softmax(-1)
+    is_token_TE = rows.id_TE >= 0
+    mass_V = rows.id_TE[is_token_TE].bincount(probability_TE[is_token_TE])
+    likely = mass_V.argsort(descending=True)[:BIASED_TOKENS].tolist()
+    return list(dict.fromkeys([*rows.ends, *likely, *frequent]))
+
+
+def _frequent(responses: Sequence[Response]) -> list[int]:
+    """The tokens that responses have most often."""
+    counted: Counter[int] = Counter()
+    for response in responses:
+        assert response.whole_T is not None and response.place_T is not None
+        counted.update(response.whole_T[response.place_T].tolist())
+    return [token for token, _ in counted.most_common(BIASED_TOKENS)]
 
 
 def _is_given(hypothesis: Hypothesis, scorer: Scorer) -> bool:
@@ -449,9 +535,11 @@ def _explain_side(
 ) -> Side:
     court = Court(whole, side, scale_T)
     before, size = court.residual(AS_IT_IS), rounding(AS_IT_IS)
-    if before <= max(EXACT * size, LEAST_SCALE) or is_placed or _pinned(steps, size):
+    if before <= max(SMALL * size, LEAST_SCALE) or is_placed or _pinned(steps, size):
         largest = _rounding_of(whole, tested, "bfloat16_logits")(AS_IT_IS)
-        return Side(side, before, before, largest, AS_IT_IS, AS_IT_IS, (), is_placed=is_placed)
+        is_rounded = before > max(EXACT * size, LEAST_SCALE) and not is_placed
+        nearest = nearest_rounding(court, tested) if is_rounded else AS_IT_IS
+        return Side(side, before, before, largest, AS_IT_IS, nearest, (), is_placed=is_placed)
     chosen, share = _bad_ones(whole, court, size)
     small, tiny = (
         whole.part(_first(chosen, SEARCHED_TOKENS)),
@@ -530,9 +618,23 @@ def _words(world: World) -> str:
     return ", ".join(choice.words for choice in world)
 
 
+class _Bar:
+    """A bar over the tokens that the model reads; a guess of their number, since hopeless hypotheses are dropped."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self.task = progress.add_task("reading the log", total=None)
+
+    def begin(self, words: str, tokens: int) -> None:
+        self.progress.reset(self.task, description=words, total=tokens)
+
+    def seen(self, tokens: int) -> None:
+        self.progress.advance(self.task, tokens)
+
+
 @contextmanager
-def _progress() -> Iterator[Callable[[int], object]]:
+def _progress() -> Iterator[_Bar]:
     console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("computing", total=None)
-        yield lambda size: progress.advance(task, size)
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:,.0f} tokens read"))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        yield _Bar(progress)

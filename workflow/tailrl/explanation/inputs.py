@@ -24,7 +24,7 @@ class Inputs:
         first: the place of the response's first token.
         previous, following: ids of the prompt and of the whole sequence of the log's neighbouring rows; empty: none.
         positions: of the tokens; None: 0, 1, 2, ...
-        window: tokens that attention looks back over, its own among them; None: as the model says.
+        window: tokens that attention looks back over, its own among them; None: as the model says; 0: all.
     """
 
     ids: tuple[int, ...]
@@ -251,6 +251,12 @@ def positions_offset(inputs: Inputs, value: float, context: Context) -> Inputs |
 def window(inputs: Inputs, value: float, context: Context) -> Inputs | None:  # noqa: ARG001
     """Attention that looks back over so many tokens."""
     return replace(inputs, window=int(value)) if value < len(inputs.ids) else None
+
+
+def window_missing(inputs: Inputs, value: float, context: Context) -> Inputs | None:  # noqa: ARG001
+    """Attention without the model's sliding window."""
+    width = getattr(context.config, "sliding_window", None)
+    return replace(inputs, window=0) if width and width < len(inputs.ids) else None
 
 
 def _user_words(inputs: Inputs, context: Context) -> str | None:

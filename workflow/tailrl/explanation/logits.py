@@ -4,6 +4,8 @@ Each takes reduced rows and a number, and returns rows. The definitions are thos
 """
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -65,26 +67,28 @@ def softcap(rows: Rows, value: float) -> Rows:
     return rows.with_values(torch.where(rows.value_TE > NEVER / 2, capped_TE, rows.value_TE))
 
 
-def token_bias(rows: Rows, value: float, token: int) -> Rows:
-    """One token's logit plus a number."""
-    return rows.with_values(rows.value_TE + value * (rows.id_TE == token))
+def token_bias(token: int) -> Callable[[Rows, float], Rows]:
+    """A number added to one token's logit."""
+    return lambda rows, value: rows.with_values(rows.value_TE + value * (rows.id_TE == token))
 
 
-def token_forbidden(rows: Rows, value: float) -> Rows:
-    """Without one token, whose id is the number."""
-    return rows.kept(rows.id_TE != int(value))
+def end_forbidden(rows: Rows, value: float) -> Rows:
+    """No end token before the response has so many tokens."""
+    early_T1 = rows.count_TE.sum(-1, keepdim=True) < value
+    is_end_TE = torch.isin(rows.id_TE, torch.tensor(rows.ends, dtype=torch.int64))
+    return rows.kept(~(is_end_TE & early_T1))
 
 
 def padded_vocabulary(rows: Rows, value: float) -> Rows:
     """So many more tokens with a logit of 0, as rows of zeros in a padded head give."""
     extra_T1 = rows.value_TE[:, :1]
-    return Rows(
-        torch.cat([rows.value_TE, torch.zeros_like(extra_T1)], 1),
-        torch.cat([rows.weight_TE, torch.full_like(extra_T1, math.log(value))], 1),
-        torch.cat([rows.id_TE, torch.full_like(rows.id_TE[:, :1], -1)], 1),
-        torch.cat([rows.before_TE, torch.zeros_like(rows.before_TE[:, :1])], 1),
-        torch.cat([rows.count_TE, torch.zeros_like(extra_T1)], 1),
-        rows.target_T,
+    return replace(
+        rows,
+        value_TE=torch.cat([rows.value_TE, torch.zeros_like(extra_T1)], 1),
+        weight_TE=torch.cat([rows.weight_TE, torch.full_like(extra_T1, math.log(value))], 1),
+        id_TE=torch.cat([rows.id_TE, torch.full_like(rows.id_TE[:, :1], -1)], 1),
+        before_TE=torch.cat([rows.before_TE, torch.zeros_like(rows.before_TE[:, :1])], 1),
+        count_TE=torch.cat([rows.count_TE, torch.zeros_like(extra_T1)], 1),
     )
 
 

@@ -4,6 +4,7 @@ Each changes a copy of the model in place, and returns it; None where it does no
 of `model.quantize`, which are held to vLLM's own.
 """
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from tailrl.artifacts.files import parse_object, read_text
 from tailrl.config.sampler import SamplerSettings
@@ -21,6 +23,8 @@ from tailrl.model.quantized import projections, round_activations
 from tailrl.runtime.errors import StudyError
 
 LOGITS_TOO = "explained_logits_too"  # the attribute of a model in 16 bits whose head computes in them too
+HEAD_INPUTS = "explained_head_inputs"  # the attribute of a model with a rounding of the head's inputs
+TF32_DROPPED_BITS = 13  # of float32's 23 bits of mantissa
 ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 
@@ -35,6 +39,46 @@ def weights_dtype(model: PreTrainedModel, value: str, context: Context) -> PreTr
     for parameter in model.parameters():
         parameter.copy_(parameter.to(getattr(torch, value)))
     return model
+
+
+def tf32(model: PreTrainedModel, value: str, context: Context) -> PreTrainedModel:  # noqa: ARG001
+    """Linear layers and the head in TF32: inputs and weights with 10 bits of mantissa, sums in float32.
+
+    As `torch.backends.cuda.matmul.allow_tf32` does on a GPU. Attention stays in float32.
+    """
+    head = model.get_output_embeddings()
+    head.weight = nn.Parameter(head.weight.detach().clone())  # the embeddings, which may be tied to it, are no product
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.weight.copy_(rounded_tf32(module.weight))
+            if module is not head:
+                module.register_forward_pre_hook(lambda _, inputs: (rounded_tf32(inputs[0]), *inputs[1:]))
+    setattr(model, HEAD_INPUTS, rounded_tf32)
+    return model
+
+
+def rounded_tf32(numbers: Tensor) -> Tensor:
+    """Float32 numbers with 10 bits of mantissa, the nearest ones; ties away from zero, as cvt.rna.tf32 does."""
+    half, dropped = 1 << (TF32_DROPPED_BITS - 1), (1 << TF32_DROPPED_BITS) - 1
+    return ((numbers.float().contiguous().view(torch.int32) + half) & ~dropped).view(torch.float32)
+
+
+def router_dtype(model: PreTrainedModel, value: str, context: Context) -> PreTrainedModel | None:  # noqa: ARG001
+    """Routers of a mixture in another number format: near ties go to other experts. The experts stay as they are."""
+    gates = [module for module in model.modules() if type(module).__name__.endswith("Router")]
+    for gate in gates:
+        gate.to(getattr(torch, value))
+        gate.register_forward_pre_hook(_to_weights_dtype)
+        gate.register_forward_hook(_to_float)
+    return model if gates else None
+
+
+def _to_weights_dtype(gate: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return inputs[0].to(next(gate.parameters()).dtype), *inputs[1:]
+
+
+def _to_float(_: nn.Module, __: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(one.float() if one.is_floating_point() else one for one in outputs)
 
 
 def quantized(model: PreTrainedModel, value: str, context: Context) -> PreTrainedModel | None:  # noqa: ARG001
@@ -85,6 +129,51 @@ def rope_base(model: PreTrainedModel, value: float, context: Context) -> PreTrai
 def rope_scale(model: PreTrainedModel, value: float, context: Context) -> PreTrainedModel | None:  # noqa: ARG001
     """Rotary positions divided by a number, as linear scaling does."""
     return _with_frequencies(model, lambda frequency: frequency / value)
+
+
+def rope_type(model: PreTrainedModel, value: str, context: Context) -> PreTrainedModel | None:  # noqa: ARG001
+    """Rotary positions of another type: `default`, or TYPE_FACTOR, with the definitions of transformers."""
+    kind, _, factor = value.partition("_")
+    parameters = getattr(model.config, "rope_parameters", None) or {}
+    if "rope_theta" not in parameters or parameters.get("rope_type", "default") == kind:
+        return None
+    longest = parameters.get("original_max_position_embeddings", model.config.max_position_embeddings)
+    changed = {
+        "rope_type": kind,
+        "rope_theta": parameters["rope_theta"],
+        **({"factor": float(factor), "original_max_position_embeddings": longest} if factor else {}),
+        **(LLAMA3 if kind == "llama3" else {}),
+    }
+    config = copy.deepcopy(model.config)
+    config.rope_parameters = changed
+    return _with_ropes(model, lambda module: type(module)(config=config))
+
+
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}  # of Llama 3.1 and 3.2
+
+
+def longrope(model: PreTrainedModel, value: str, context: Context) -> PreTrainedModel | None:  # noqa: ARG001
+    """The long or the short factors of a rope of the type longrope, whatever the length of a sequence."""
+    parameters = getattr(model.config, "rope_parameters", None) or {}
+    if parameters.get("rope_type") != "longrope":
+        return None
+    length = parameters["original_max_position_embeddings"] + (1 if value == "long" else 0)
+
+    def fixed(module: nn.Module) -> nn.Module:
+        frequencies, scaling = ROPE_INIT_FUNCTIONS["longrope"](model.config, module.inv_freq.device, seq_len=length)
+        module.inv_freq = frequencies
+        vars(module).update(attention_scaling=scaling, rope_type="default")
+        return module
+
+    return _with_ropes(model, fixed)
+
+
+def _with_ropes(model: PreTrainedModel, change: Any) -> PreTrainedModel | None:
+    ropes = {name: module for name, module in model.named_modules() if hasattr(module, "attention_scaling")}
+    for name, module in ropes.items():
+        parent, _, own = name.rpartition(".")
+        setattr(model.get_submodule(parent), own, change(module).to(module.inv_freq.device))
+    return model if ropes else None
 
 
 def _with_frequencies(model: PreTrainedModel, change: Any) -> PreTrainedModel | None:

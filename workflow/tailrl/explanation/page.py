@@ -1,11 +1,13 @@
 """What an explanation says: text for a terminal, and plain data for JSON."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from tailrl.analysis.format import count
 from tailrl.explanation.catalogue import Choice
 from tailrl.explanation.explanation import SIDES, Explanation, Side
+from tailrl.explanation.layers import Stage
 from tailrl.explanation.search import World
 
 
@@ -83,10 +85,9 @@ def verdict(explanation: Explanation) -> list[str]:
     if explanation.pinned_side:
         found.append(_pinned(explanation))
     for name in SIDES:
-        own = explanation.own(name)
         side: Side = getattr(explanation, name)
-        if own:
-            found += _cause(name, side, own)
+        if named := explanation.named(name):
+            found += _cause(name, side, named)
     written = [choice for choice in explanation.shared if choice.hypothesis.entry.kind == "record"]
     if written:
         found.append(f"Both columns hold {_words(tuple(written))}. Look at {written[0].hypothesis.entry.look}.")
@@ -100,14 +101,34 @@ def verdict(explanation: Explanation) -> list[str]:
         found.append("Neither column is this model's: give the checkpoint that the log is of, or --other FOLDER.")
     for name in unexplained:
         side = getattr(explanation, name)
+        tried = [*([(_words(side.world), side.after)] if side.world else []), *side.others]
+        words, left = min(tried, key=lambda one: one[1], default=("the model as it is", side.before))
         found.append(
             f"None of {explanation.tried} hypotheses reproduces the {name}'s numbers: {side.before:.3g} nats from the "
-            f"model, at best {min([side.after, *(left for _, left in side.others)]):.3g}, where rounding makes "
-            f"{side.rounding:.2g}."
+            f"model, at best {left:.3g} with {words}, where rounding makes {side.rounding:.2g}."
         )
+    if explanation.layers:
+        found.append(_parting(explanation.layers))
     if not found:
         found.append(_clean(explanation))
     return found
+
+
+def _parting(layers: Sequence[Stage]) -> str:
+    """Where the engine's hidden states first part from the model's."""
+    first = next((number for number, stage in enumerate(layers) if stage.parts), None)
+    if first is None:
+        return (
+            f"vLLM's hidden states are this model's at all {len(layers)} places: look before the model, at what is "
+            "read, or after it, at how log-probs are made."
+        )
+    before = (
+        f"{layers[first - 1].difference:.2g} of their size at {layers[first - 1].name}" if first else "nothing before"
+    )
+    return (
+        f"vLLM's hidden states first part from this model's at {layers[first].name}: they differ by "
+        f"{layers[first].difference:.2g} of their size there, by {before}."
+    )
 
 
 def _clean(explanation: Explanation) -> str:
@@ -180,6 +201,10 @@ def as_data(explanation: Explanation) -> dict[str, Any]:
         "pinned": explanation.pinned_side or None,
         "findings": [
             {"name": one.name, "side": one.side, "share": one.share, "words": one.words} for one in explanation.findings
+        ],
+        "layers": [
+            {"name": one.name, "difference": one.difference, "rounding": one.rounding, "parts": one.parts}
+            for one in explanation.layers
         ],
         "steps": [
             {"step": step, "responses": number, "sampler": far, "trainer": near}

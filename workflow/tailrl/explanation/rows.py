@@ -16,6 +16,7 @@ LARGEST = 256  # logits of a row that stay entries of their own
 BINS = 192
 CHUNK = 64  # rows whose whole vocabulary is in memory at once
 NEVER = -1e30  # a logit that stands for a probability of 0, and has no NaN in differences
+FILLS = {"value_TE": NEVER, "weight_TE": -torch.inf, "id_TE": -1, "before_TE": False, "count_TE": 0.0}  # of no entry
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Rows:
         before_TE: bool, whether the token occurs in prompt or response before the position.
         count_TE: float32, how often it occurs in the response before it.
         target_T: int64, the entry of the sampled token.
+        ends: the ids of the model's end tokens.
     """
 
     value_TE: Tensor
@@ -37,6 +39,7 @@ class Rows:
     before_TE: Tensor
     count_TE: Tensor
     target_T: Tensor
+    ends: tuple[int, ...] = ()
 
     def with_values(self, value_TE: Tensor) -> "Rows":
         return replace(self, value_TE=value_TE)
@@ -63,18 +66,17 @@ class Rows:
         return high_T, (term_TE - high_T[:, None]).exp().sum(-1, dtype=torch.float64).log()
 
     def cpu(self) -> "Rows":
-        return Rows(*(getattr(self, name).cpu() for name in self.__dataclass_fields__))
+        return replace(self, **{name: getattr(self, name).cpu() for name in (*FILLS, "target_T")})
 
     @classmethod
     def joined(cls, parts: list["Rows"]) -> "Rows":
         """All parts' rows, in order, padded to one number of entries."""
         entries = max(part.value_TE.shape[1] for part in parts)
-        fills = {"value_TE": NEVER, "weight_TE": -torch.inf, "id_TE": -1, "before_TE": False, "count_TE": 0.0}
         columns = {
             name: torch.cat([_padded(getattr(part, name), entries, fill) for part in parts])
-            for name, fill in fills.items()
+            for name, fill in FILLS.items()
         }
-        return cls(**columns, target_T=torch.cat([part.target_T for part in parts]))
+        return cls(**columns, target_T=torch.cat([part.target_T for part in parts]), ends=parts[0].ends)
 
 
 def _padded(values_TE: Tensor, entries: int, fill: float) -> Tensor:
@@ -123,12 +125,13 @@ def reduced(logits_CV: Tensor, ids_P: Tensor, place_C: Tensor, first: int, watch
 def _occurrences(ids_P: Tensor, place_C: Tensor, first: int, own: Tensor, skipped: int) -> tuple[Tensor, Tensor]:
     """Of each entry: whether it occurs before, and how often in the response before; `skipped` entries do not."""
     number_P = torch.searchsorted(own, ids_P.clamp(max=int(own.max())))
-    once_PU = torch.nn.functional.one_hot(number_P, len(own)).float()
-    all_CU = once_PU.cumsum(0)[place_C] - once_PU[place_C]
-    response_PU = once_PU * (torch.arange(len(ids_P), device=ids_P.device) >= first)[:, None]
-    count_CU = response_PU.cumsum(0)[place_C] - response_PU[place_C]
-    nothing_C = all_CU.new_zeros(len(place_C), skipped)
-    return torch.cat([nothing_C, all_CU], 1) > 0, torch.cat([nothing_C, count_CU], 1)
+
+    def counted(begin: int) -> Tensor:
+        # One row a place: a table of all positions and tokens would take gigabytes for a long sequence.
+        return torch.stack([number_P[begin:place].bincount(minlength=len(own)) for place in place_C.tolist()]).float()
+
+    nothing_C = number_P.new_zeros(len(place_C), skipped).float()
+    return torch.cat([nothing_C, counted(0)], 1) > 0, torch.cat([nothing_C, counted(first)], 1)
 
 
 def _bins(rest_CV: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -11,10 +12,11 @@ from transformers import PreTrainedModel
 from tailrl.explanation.attention import ALONE
 from tailrl.explanation.catalogue import Choice
 from tailrl.explanation.inputs import Context, Inputs, chat_template
-from tailrl.explanation.models import LOGITS_TOO
+from tailrl.explanation.models import HEAD_INPUTS, LOGITS_TOO
 from tailrl.explanation.rows import CHUNK, Rows, reduced
 from tailrl.model.forward import head_weight
-from tailrl.model.policy import load_policy, load_tokenizer
+from tailrl.model.policy import load_policy, load_tokenizer, local_folder
+from tailrl.rollout.sampling import stop_tokens
 from tailrl.runtime import distributed
 from tailrl.runtime.errors import StudyError, say
 
@@ -27,6 +29,7 @@ class Scorer:
     Attributes:
         context: what hypotheses may look at.
         watched: token ids that get entries of their own in every row.
+        ends: the model's end tokens.
     """
 
     def __init__(self, folder: str, others: Sequence[str] = (), adapters: Sequence[str] = ()) -> None:
@@ -40,7 +43,8 @@ class Scorer:
             tokenizer = None
         template = chat_template(tokenizer)
         self.context = Context(self.model.config, tokenizer, tuple(others), tuple(adapters), template)
-        self.watched: set[int] = set(getattr(tokenizer, "all_special_ids", ()))
+        self.ends = tuple(stop_tokens(local_folder(folder), tokenizer))
+        self.watched: set[int] = {*getattr(tokenizer, "all_special_ids", ()), *self.ends}
         self._variants: dict[tuple[Choice, ...], PreTrainedModel | None] = {}
 
     @property
@@ -88,7 +92,7 @@ class Scorer:
         for inputs, found in zip(sequences, read, strict=True):
             parts.append(self._rows_of(model, found or inputs))
             seen(len(inputs.ids))
-        return Rows.joined(parts)
+        return replace(Rows.joined(parts), ends=self.ends)
 
     def _rows_of(self, model: PreTrainedModel, inputs: Inputs) -> Rows:
         ids_P = torch.tensor(inputs.ids, device=self.device)
@@ -105,6 +109,9 @@ class Scorer:
         head_VH = head_weight(model)
         if not getattr(model, LOGITS_TOO, False):
             hidden_PH, head_VH = hidden_PH.float(), head_VH.float()
+        rounding = getattr(model, HEAD_INPUTS, None)
+        if rounding is not None:
+            hidden_PH = rounding(hidden_PH)
         parts = []
         for place_C in torch.split(place_T, CHUNK):
             logits_CV = (hidden_PH[place_C - 1] @ head_VH.T).float()

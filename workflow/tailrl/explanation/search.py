@@ -140,7 +140,7 @@ class Court:
 
     def __init__(self, laboratory: Laboratory, side: str, scale_T: FloatArray, screen: "Court | None" = None) -> None:
         """`screen`: a court over few tokens, which spares forwards under hypotheses that fail there."""
-        self.laboratory, self.screen = laboratory, screen
+        self.laboratory, self.side, self.screen = laboratory, side, screen
         self.column_T = laboratory.column(side)
         self.scale_T = scale_T
         self.sequences = int(laboratory.sequence_T.max()) + 1
@@ -303,6 +303,13 @@ def search(court: Court, hypotheses: Sequence[Hypothesis], rounding: Callable[[W
         reference = _best_benign(court, world, benign)
     world = _pruned(court, world)
     return Found(world, _best_benign(court, world, benign), tuple(singles))
+
+
+def nearest_rounding(court: Court, hypotheses: Sequence[Hypothesis]) -> World:
+    """The benign change that reproduces the column best, if one does so clearly; judged on the scale of the column."""
+    scale_T = court.scale_T * court.residual(AS_IT_IS) / court.scale_T.mean()
+    finer = Court(court.laboratory, court.side, scale_T)
+    return _best_benign(finer, AS_IT_IS, [one for one in hypotheses if one.entry.benign])
 
 
 def _is_better(court: Court, judged: Judged, than: World) -> bool:

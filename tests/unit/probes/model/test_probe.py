@@ -247,7 +247,7 @@ class Truncating(PlainSampler):
 def test_a_mismatch_above_rounding_is_recomputed(
     policy_folder: Path, prompts_file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """By the command: an engine in bfloat16 gives no such section; one that truncates is found, in page, log and data."""
+    """By the command: an engine in bfloat16 gives no such section; one that truncates is found."""
     words = [str(policy_folder), "--prompts", str(prompts_file), "--samples", "12", "--max-new-tokens", "20"]
     page, data, log = tmp_path / "page.html", tmp_path / "data.json", tmp_path / "log.jsonl"
     words += ["--out", str(page), "--json", str(data), "--log", str(log), "--engine", "transformers"]
