@@ -20,7 +20,7 @@ import torch
 import yaml
 from exam_tasks import problems
 from safetensors.torch import save_file
-from table import show
+from table import show, write_csv
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -540,7 +540,22 @@ def main() -> None:
         if (file := _answer(case, arguments.work)).exists()
     ]
     if rows:
-        show(rows, arguments.out)
+        show(counted(rows), None)
+        if arguments.out:
+            write_csv(rows, arguments.out)
+
+
+def counted(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of each engine and sort of log: how many there are, how many were named, and with the right number."""
+    groups: dict[tuple[int, str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        sort = "clean" if row["kind"] == "clean" else "several settings" if row["several"] else "one fault"
+        groups.setdefault((row["seed"], row["engine"], sort), []).append(row)
+    return [
+        {"seed": seed, "engine": engine, "log": sort, "logs": len(members)}
+        | {name: sum(row[name] for row in members) for name in ("right", "number")}
+        for (seed, engine, sort), members in sorted(groups.items())
+    ]
 
 
 def _is_chosen(case: Case, arguments: argparse.Namespace) -> bool:
