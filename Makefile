@@ -73,15 +73,15 @@ peers: venv  ## the frameworks' own losses, configurations and metrics beside ou
 	$(IN_VENV) export OMP_NUM_THREADS=1 PEERS=$(PEERS) && python benchmarks/peer_presets.py $(ARGS) && \
 		python benchmarks/framework_metrics.py --out docs/results/framework_metrics.csv
 
-# An environment that has verl, and sees what VENV has.
-verl: venv  ## the plugin for verl with verl's own engine, trainers, workers and queue: ten minutes
-	$(VENV)/bin/python -m venv $(VENV)-verl
+# An environment that has verl, and sees what VENV has: tailrl, pip and setuptools too.
+verl: venv  ## the plugin for verl with verl's own engine, trainers, workers and queue, and its whole loop: twenty minutes
+	$(VENV)/bin/python -m venv --without-pip $(VENV)-verl
 	echo "import site; site.addsitedir('$(abspath $(VENV))/lib/python3.11/site-packages')" > $(VENV)-verl/lib/python3.11/site-packages/base.pth
 	$(VENV)-verl/bin/python envs/install.py envs/verl.txt
-	$(VENV)-verl/bin/python -m pip install -qq --no-deps --no-build-isolation --editable .
 	$(VENV)-verl/bin/python -m pytest -q tests/verl $(ARGS)
 
 trl: venv  ## the tests of tailrl.trl with several versions of TRL: ten minutes
+	$(ADD) envs/trl.txt
 	$(IN_VENV) python benchmarks/trl_versions.py --out docs/results/trl_versions.csv $(ARGS)
 
 chaos: venv  ## kill a small study 100 times; it must end as an undisturbed one: an hour, or 20 minutes with ARGS="--engine exact"

@@ -277,6 +277,8 @@ def _samples(now: Now) -> Any:
             return now.earlier["rollouts"]
         if now.faulty("temperature"):
             decoding = replace(decoding, temperature=now.case.dose)
+        if now.faulty("drift"):
+            decoding = replace(decoding, temperature=1 - now.case.dose * (now.step - now.case.at))
         if now.faulty("floor"):
             decoding = replace(decoding, disturbance=decoding.disturbance.model_copy(update={"floor": now.case.dose}))
         sent = list(requests)

@@ -31,11 +31,14 @@ def lines_of_verl(page: str) -> dict[str, str]:
 
 def asked_of_plugin(page: str) -> Plugin:
     """The same as the plugin reads it, which verl's Hydra hands on by path."""
-    asked: dict[str, dict[str, Any]] = {}
+    asked: dict[str, Any] = {}
     for key, value in lines_of_verl(page).items():
         if key.startswith("+tailrl."):
-            _, part, name = key.split(".")
-            asked.setdefault(part, {})[name] = yaml.safe_load(value)
+            _, *parts, name = key.split(".")
+            place = asked
+            for part in parts:
+                place = place.setdefault(part, {})
+            place[name] = yaml.safe_load(value)
     return read_settings(asked)
 
 
@@ -47,7 +50,7 @@ def test_the_plugin_reads_what_its_pages_tell_to_type(page: str) -> None:
     settings = asked_of_plugin(page)
     assert settings.log is not None and settings.log.folder == "tokens"
     assert settings.log.responses == 64 and settings.log.every == 1, "the defaults that both pages name"
-    assert (settings.dvp is not None) == (page == VERL)
+    assert (settings.dvp is not None) == settings.watch == (page == VERL)
 
 
 def test_the_page_names_each_key_of_the_log() -> None:

@@ -86,6 +86,7 @@ def with_the_task_and_the_remedy(folder: Path) -> Workflow:
         applied = subprocess.run(["git", "apply", "patch"], cwd=folder, capture_output=True, text=True, check=False)
         assert applied.returncode == 0, applied.stderr
     pages_fixture.write_studies(folder, TASK)
+    (folder / "mine.py").write_text(blocks(TASK, "python")[0], encoding="utf-8")
     return copy
 
 
@@ -93,6 +94,23 @@ def test_the_task_and_the_remedy_can_be_added(tmp_path: Path) -> None:
     """The patches fit, and the study of the page is planned with what they add."""
     copy = with_the_task_and_the_remedy(tmp_path)
     assert "base policy" in copy.plan(study="studies/back.yaml")
+    assert "train root, seed 0" in " ".join(copy.plan(study="studies/mine.yaml"))
+
+
+@pytest.mark.slow
+def test_code_of_ones_own_is_trained_from_its_import_path(tmp_path: Path) -> None:
+    """An edit of it makes the runs that name it due."""
+    copy = with_the_task_and_the_remedy(tmp_path)
+    study = tmp_path / "studies/mine.yaml"
+    small = "training: {steps: 2, prompts: 4, group_size: 4, max_new_tokens: 8}\nseeds: [0]\n"
+    study.write_text(study.read_text(encoding="utf-8").replace("training: {steps: 20}\n", small), encoding="utf-8")
+    done = copy.run("snakemake", "--cores", "2", "--configfile", "studies/mine.yaml")
+    assert done.returncode == 0, done.stderr
+    assert copy.plan(study="studies/mine.yaml") == []
+    with (tmp_path / "mine.py").open("a", encoding="utf-8") as file:
+        file.write("# Edited.\n")
+    due = " ".join(copy.plan(study="studies/mine.yaml"))
+    assert "root" in due
 
 
 @pytest.mark.slow  # the test above

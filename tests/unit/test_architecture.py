@@ -19,7 +19,9 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "workflow" / "tailrl"
 # Each heavy library has its home; the rest of the package runs where it is not installed.
 HOMES = {
-    "vllm": [f"rollout.vllm.{name}" for name in ("engine", "experts", "processor", "processor_v2", "quantization")],
+    "vllm": [
+        f"rollout.vllm.{name}" for name in ("engine", "experts", "layers", "processor", "processor_v2", "quantization")
+    ],
     "lm_eval": ["evaluation.evaluate", "evaluation.harness"],
     "wandb": ["curves.history", "tracking.wandb_dashboard", "tracking.wandb_mirror"],
     "wandb_workspaces": ["tracking.wandb_dashboard"],

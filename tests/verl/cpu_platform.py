@@ -1,6 +1,11 @@
 """A CPU as one of verl's platforms: what verl asks of an accelerator, answered for tests. Needs VERL_PLATFORM=cpu."""
 
-from contextlib import nullcontext
+import json
+import os
+import sys
+from contextlib import nullcontext, suppress
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -137,13 +142,51 @@ def let_vllm_get_weights() -> None:
     utils.dispatch_cpu_unquantized_gemm = dispatch_cpu_unquantized_gemm
 
 
+def close_viewed_memory() -> None:
+    """verl closes memory that it still views: its tensors are copies on an accelerator, on a CPU the memory itself."""
+    plain = SharedMemory.close
+
+    def close(self: SharedMemory) -> None:
+        with suppress(BufferError):
+            plain(self)
+
+    SharedMemory.close = close
+
+
+def note_requests() -> None:
+    """Writes the parameters of each request that reaches vLLM as a line of $REQUESTS, and adds $PLANTED to them."""
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    plain = AsyncLLM.generate
+
+    def generate(self: Any, prompt: Any, sampling_params: Any, *rest: Any, **named: Any) -> Any:
+        for name, value in json.loads(os.environ.get("PLANTED", "{}")).items():
+            setattr(sampling_params, name, value)
+        if file := os.environ.get("REQUESTS"):
+            noted = {name: getattr(sampling_params, name) for name in ("min_p", "temperature", "top_p", "top_k")}
+            with Path(file).open("a") as lines:
+                lines.write(json.dumps(noted) + "\n")
+        return plain(self, prompt, sampling_params, *rest, **named)
+
+    AsyncLLM.generate = generate
+
+
 def prepare_engines() -> None:
-    """Adds the CPU to the engines once verl has them; verl imports this module before."""
+    """Changes engines once they are imported; verl imports this module before its own, vLLM's workers after theirs."""
     from tailrl.integrations.verl import plugin
 
-    plugin.WAITED_FOR["verl.workers.engine.fsdp"] = add_engine
-    plugin.WAITED_FOR["vllm.model_executor.layers.utils"] = let_vllm_get_weights
+    changes = {
+        "verl.workers.engine.fsdp": add_engine,
+        "vllm.model_executor.layers.utils": let_vllm_get_weights,
+        "vllm.v1.engine.async_llm": note_requests,
+    }
+    for name, change in changes.items():
+        if name in sys.modules:
+            change()
+        else:
+            plugin.WAITED_FOR[name] = change
 
 
 let_verl_start_groups()
+close_viewed_memory()
 prepare_engines()

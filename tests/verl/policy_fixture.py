@@ -7,16 +7,16 @@ import torch
 VOCABULARY = 97
 
 
-def write_policy(folder: Path) -> Path:
+def write_policy(folder: Path, width: int = 32) -> Path:
     """A Llama of two layers whose distributions are neither flat nor sure: at ρ = e⁻³ a third of the tokens is safe."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=128, tie_word_embeddings=False, eos_token_id=1,
-        bos_token_id=None,
+        vocab_size=VOCABULARY, hidden_size=width, intermediate_size=3 * width // 2, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128, tie_word_embeddings=False,
+        eos_token_id=1, bos_token_id=None,
     )  # fmt: skip
     model = LlamaForCausalLM(config)
     model.lm_head.weight.data *= 10

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transfer_queue as tq
@@ -91,7 +92,7 @@ def test_verl_sees_its_own_trainers_name(configured: Callable[..., Any], capsys:
     trainer = trainer_of(config)
     assert trainer.trainer_mode == config.trainer.v1.trainer_mode == "sync"
     assert type(trainer.replay_buffer).__name__ == "ReplayBuffer"
-    assert "DVP with ln ρ = -3, no log" in capsys.readouterr().out
+    assert "DVP with ln ρ = -3, no log, no alarms" in capsys.readouterr().out
 
 
 def test_an_installed_plugin_changes_nothing_in_a_run_that_does_not_ask(configured: Callable[..., Any]) -> None:
@@ -125,7 +126,10 @@ def test_verls_own_trainer_does_not_ignore_our_key(configured: Callable[..., Any
         ((*DVP, "actor_rollout_ref.rollout.temperature=0"), "must be random"),
         ((*DVP, "actor_rollout_ref.model.use_fused_kernels=true"), "fused kernels score without"),
         ((*DVP, "actor_rollout_ref.actor.strategy=megatron"), "splits the vocabulary over ranks"),
-        ((*DVP, "actor_rollout_ref.actor.strategy=veomni"), "needs fsdp or fsdp2"),
+        ((*DVP, "actor_rollout_ref.actor.strategy=automodel"), "fsdp or fsdp2: it scores in a module of its own"),
+        ((*DVP, "actor_rollout_ref.actor.strategy=torchtitan"), "fsdp or fsdp2: it scores in a module of its own"),
+        ((*DVP, "actor_rollout_ref.actor.strategy=veomni"), "fsdp or fsdp2: it scores in a module of its own"),
+        ((*DVP, "actor_rollout_ref.actor.strategy=another"), "needs fsdp or fsdp2: it is not known"),
         ((*DVP, "actor_rollout_ref.actor.use_kl_loss=true"), "KL between policies on two sets is infinite"),
         ((*DVP, "algorithm.use_kl_in_reward=true"), "KL between policies on two sets is infinite"),
         ((*DVP, "actor_rollout_ref.actor.entropy_coeff=0.01"), "entropy is of the whole vocabulary"),
@@ -241,6 +245,69 @@ def test_a_batch_without_the_samplers_log_probs_is_one_sentence(configured: Call
         trainer._compute_advantage(in_queue("lacking", without="rollout_log_probs", constrained=False), {})
 
 
+# --- the alarms --------------------------------------------------------------------------------------------
+
+
+def with_mismatch(name: str, nats: float, lags: int) -> tuple[Any, np.ndarray]:
+    """Sixteen responses of eight tokens to four prompts, in the queue; and each token's ℓ, of these nats."""
+    rng = np.random.default_rng(int(name))
+    infer = rng.uniform(-3, -0.5, (16, 8)).astype(np.float32)
+    train = (infer + rng.choice([-1, 1], infer.shape) * nats).astype(np.float32)
+    fields: dict[str, Any] = {
+        "prompts": jagged([[float(i // 4 + 1), float(rng.integers(1000))] for i in range(16)]),
+        "responses": jagged(rng.integers(0, 1000, infer.shape).tolist()),
+        "response_mask": jagged([[1] * 8] * 16),
+        "rollout_log_probs": jagged(infer.tolist()),
+        "old_log_probs": jagged(train.tolist()),
+        "rm_scores": jagged([[0.0] * 7 + [float(i % 2)] for i in range(16)]),
+        "uid": NonTensorStack(*(f"{i // 4}" for i in range(16))),
+        "num_turns": torch.full((16,), 2),
+    }
+    step = int(name)
+    tags = [{"is_padding": False, "min_global_steps": step - 1 - lags, "max_global_steps": step - 1} for _ in range(16)]
+    keys = [f"watched{name}_{i}_0" for i in range(16)]
+    batch = tq.kv_batch_put(keys=keys, partition_id="train", fields=TensorDict(fields, batch_size=16), tags=tags)
+    return batch, train.astype(np.float64) - infer
+
+
+@pytest.mark.usefixtures("queue")
+def test_alarms_and_the_table_by_lag_are_metrics_of_verls(
+    configured: Callable[..., Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = trainer_of(configured(*LOG, "+tailrl.watch=true"))
+    monkeypatch.setattr(trainer, "_get_n_gpus_for_throughput", lambda: 1)
+    raised = {}
+    for step in range(1, 8):
+        trainer.global_steps = step
+        metrics: dict[str, Any] = {"actor/lr": 1e-6, "actor/grad_norm": 1.0}
+        lag = int(step == 3)
+        batch, delta = with_mismatch(str(step), 0.2 if step == 7 else 0.002, lags=lag)
+        trainer._compute_advantage(batch, metrics)
+        timing = {"step": 1.0, "gen": 1.0}
+        trainer._compute_metrics(batch, metrics, timing, global_steps=step, epoch=0)
+        raised[step] = metrics["tailrl/alarms"]
+        row = f"tailrl/lag/{lag}"
+        assert metrics[f"{row}/responses"] == 16 and metrics[f"{row}/tokens"] == 128
+        assert metrics[f"{row}/mean_abs"] == pytest.approx(np.abs(delta).mean())
+        ratio = np.exp(delta)
+        assert metrics[f"{row}/ess"] == pytest.approx(ratio.sum() ** 2 / (128 * (ratio**2).sum()))
+        assert f"tailrl/lag/{1 - lag}/tokens" not in metrics, "each step begins anew"
+    assert raised == {1: 0, 2: 0, 3: 0, 4: 0, 5: 0, 6: 0, 7: raised[7]} and raised[7] >= 1
+    assert metrics["tailrl/alarm/floor_jump"] == 1.0
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("tailrl:   ALARM")]
+    assert len(said) == raised[7] and any("floor_jump" in line for line in said)
+
+
+@pytest.mark.usefixtures("queue")
+def test_parts_of_a_step_are_judged_together(configured: Callable[..., Any]) -> None:
+    trainer = trainer_of(configured(*LOG, "+tailrl.watch=true"))
+    for part in ("3", "4"):
+        trainer._compute_advantage(with_mismatch(part, 0.01, lags=0)[0], {})
+    values, _ = trainer._watching.end(2, {"actor/lr": math.nan, "rollout_corr/k3_kl": math.nan})
+    assert values["tailrl/lag/below_0/responses"] == 32
+    assert values["tailrl/alarm/negative_lag"] == values["tailrl/alarm/not_finite"] == 1
+
+
 # --- the older trainer -------------------------------------------------------------------------------------
 
 
@@ -291,6 +358,7 @@ def test_the_older_trainer_is_logged_too(configured: Callable[..., Any], tmp_pat
     ("lines", "words"),
     [
         (["+tailrl.dvp.log_rho=-3"], "set trainer.use_v1=true"),
+        (["+tailrl.watch=true"], "set trainer.use_v1=true"),
         (["+tailrl.log.folder=x"], r"set trainer\.rollout_data_dir"),
         (["+tailrl.log.folder=x", "trainer.rollout_data_dir=y", "algorithm.rollout_correction.rollout_rs=token_k1"],
          "rollout_rs takes"),

@@ -6,7 +6,7 @@ Objective       safe_set, token_logprobs: the safe set of a row of logits, and l
                 constrained_logprobs: the same from hidden states and the head's weight, chunk by chunk
                 ESTIMATORS: advantages (RLOO, REINFORCE, GRPO); correct: importance weights and masks (MIS, TIS, ...)
                 batch_loss: the loss of a padded batch and its mask; surrogate: of packed tokens
-                log_ratio_metrics: k1, k3, perplexities, chi-squared, ...
+                log_ratio_metrics: k1, k3, perplexities, chi-squared, ...; tailrl.losses has all of these and more
                 Disturbance, disturb: a mismatch of a known size, put on logits
 Settings        read_study, Study, Arm, Vocabulary, Correction, Clip, SamplerSettings, Training
 Sampling        make_sampler, Decoding, Request, Rollout: vLLM, transformers and the trainer's own bits

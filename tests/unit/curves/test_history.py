@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from tailrl.curves.history import History, read_address, read_all, read_history
-from tailrl.curves.names import known_metric
+from tailrl.curves.names import Names, known_metric
+from tailrl.curves.reading import own_names, read_curves, together
 from tailrl.curves.wandb_file import read_wandb_file
 from tailrl.runtime.errors import StudyError
 
@@ -250,3 +251,28 @@ def test_trls_console_has_a_dictionary_of_python_a_line(tmp_path: Path) -> None:
     lines.append(f"{{'loss': 0.1, '{name}': -inf}}")
     told = read_history(written(tmp_path, "trl.log", "\n".join(lines)))
     assert curve(told, name) == ([0, 1, 2, 3], [*VALUES, -np.inf])
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("m.csv", "iter,gap\n0,0.001\n1,0.002\n2,0.0015\n"),
+        ("m.jsonl", "\n".join(json.dumps({"iter": step, "gap": value}) for step, value in enumerate(VALUES))),
+        ("m.json", json.dumps([{"iter": step, "gap": value} for step, value in enumerate(VALUES)])),
+        ("m.log", "\n".join(f"{{'iter': {step}, 'gap': {value}}}" for step, value in enumerate(VALUES))),
+        ("wandb.csv", '"iter","run - gap"\n0,0.001\n1,0.002\n2,0.0015\n'),
+        ("run-x-tag-gap.csv", "Wall time,Step,Value\n1.0,0,0.001\n2.0,1,0.002\n3.0,2,0.0015\n"),
+    ],
+)
+def test_a_users_own_names_are_read_in_each_kind_of_file(tmp_path: Path, name: str, text: str) -> None:
+    path = written(tmp_path, name, text)
+    names = own_names({"k3": "gap"} if "Wall" in text else {"k3": "gap", "step": "iter"})
+    [reading] = read_curves(together(read_all([path], names)), names).runs
+    assert reading.main.metric.of == "k3" and reading.main.curve.value_N.tolist() == VALUES
+    assert reading.main.curve.step_N.tolist() == [0, 1, 2]
+
+
+def test_names_of_a_log_and_of_curves_are_not_mixed() -> None:
+    assert own_names({"sampler": "a", "step": "b"}) == Names()
+    with pytest.raises(StudyError, match="sampler is of a log of tokens, and the others of curves"):
+        own_names({"sampler": "a", "k3": "b"})

@@ -149,3 +149,19 @@ def test_a_negative_k3_is_none_and_a_negative_k1_is_one() -> None:
     assert words == "Nothing can be said: rollout_corr/k3_kl is -0.1, and such a number is never below 0."
     for values in ({"rollout_corr/kl": -0.1}, {"rollout_corr/k3_kl": -1e-9}):
         assert "Nothing can be said" not in answer(reading_of(values))
+
+
+def test_the_command_takes_names_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "m.csv"
+    path.write_text("iter,gap\n" + "".join(f"{step},0.5\n" for step in range(30)), encoding="utf-8")
+    words = ["tailrl", "diagnose", str(path), "--max", "k3=0.4", "--columns"]
+    monkeypatch.setattr("sys.argv", [*words, "k3=gap,step=iter"])
+    with pytest.raises(SystemExit, match="1"):
+        run_command()
+    assert "gap is 0.5" in capsys.readouterr().out
+    monkeypatch.setattr("sys.argv", [*words, "k3=gip,step=iter"])
+    with pytest.raises(SystemExit, match="2"):
+        run_command()
+    assert "holds no metrics over steps with the names of --columns k3=gip" in capsys.readouterr().err

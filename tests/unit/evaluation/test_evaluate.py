@@ -50,7 +50,7 @@ def expected_replies(weight: int, settings: Evaluation = SETTINGS) -> dict[str, 
 
 @pytest.mark.parametrize("correct", [[1], [0], [1, 0, 0, 1], [0, 1], [0, 0]])
 def test_process_results_keeps_the_order_and_takes_any_for_pass(correct: list[int]) -> None:
-    document = {"answer": "5", "compared": "math"}
+    document = {"id": "0", "prompt": "2+3=", "answer": "5", "compared": "math"}
     metrics = harness.process_results(document, [["\\boxed{5}" if right else "5" for right in correct]])
     assert metrics == {"avg_at_k": np.mean(correct), "pass_at_k": max(correct), "correct": correct}
 

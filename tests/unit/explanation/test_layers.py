@@ -1,14 +1,17 @@
 """A weight that another checkpoint has scaled is located, in an engine of torch modules and in the real vLLM."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
-from explanation_fixture import load, make_policy, prompts_of, rescored, rows_of, sampled
+from explanation_fixture import load, make_policy, prompts_of, rescored, rows_of, sampled, scored_of
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from tailrl.explanation.explanation import Explanation, explain
+from tailrl.explanation.layers import Engine, compare
 from tailrl.explanation.page import verdict
+from tailrl.model.layer_outputs import Outputs, recorded
 from tailrl.runtime.errors import StudyError
 
 LAYERS = 3
@@ -42,15 +45,40 @@ def found_in(folder: Path, other: Path, compare: str) -> Explanation:
     return explain(rows, folder, compare=compare, tokens=100)
 
 
+WEIGHTS = [
+    ("model.layers.1.mlp.down_proj.weight", "layer 1, feed-forward"),
+    ("model.layers.2.self_attn.o_proj.weight", "layer 2, attention"),
+]
+
+
+def of_transformers(folder: Path) -> Engine:
+    """An engine that is the library's own model of a folder."""
+
+    def engine(sequences: Sequence[Sequence[int]], dtype: str) -> list[Outputs]:
+        model = load(folder, getattr(torch, dtype))
+        found = []
+        for ids in sequences:
+            with torch.no_grad(), recorded(model) as outputs:
+                model(input_ids=torch.tensor([list(ids)]))
+            found.append(dict(outputs))
+        return found
+
+    return engine
+
+
+@pytest.mark.parametrize(("weight", "place"), WEIGHTS)
+def test_the_layer_of_a_scaled_weight_is_located(folder: Path, tmp_path: Path, weight: str, place: str) -> None:
+    other = scaled(folder, tmp_path / "other", weight)
+    prompts = prompts_of(AutoTokenizer.from_pretrained(folder, trust_remote_code=False), 2)
+    chosen = scored_of(prompts, [[5, 9, 30, 31]] * 2)
+    stages = compare(str(folder), of_transformers(other), chosen)
+    assert next(stage.name for stage in stages if stage.parts) == place
+    assert not any(stage.parts for stage in compare(str(folder), of_transformers(folder), chosen))
+
+
 @pytest.mark.slow
 @pytest.mark.vllm
-@pytest.mark.parametrize(
-    ("weight", "place"),
-    [
-        ("model.layers.1.mlp.down_proj.weight", "layer 1, feed-forward"),
-        ("model.layers.2.self_attn.o_proj.weight", "layer 2, attention"),
-    ],
-)
+@pytest.mark.parametrize(("weight", "place"), WEIGHTS)
 def test_the_layer_of_a_scaled_weight_is_located_in_vllm(folder: Path, tmp_path: Path, weight: str, place: str) -> None:
     other = scaled(folder, tmp_path / "other", weight)
     found = found_in(folder, other, f"vllm={other}")

@@ -138,3 +138,11 @@ def test_routers_of_another_dtype_compute_what_the_hypothesis_says(experts: Path
     planted_T = np.concatenate(planted)
     assert np.abs(planted_T - predicted(experts, asked, responses)).mean() > 1e-3
     assert np.abs(planted_T - predicted(experts, asked, responses, ("router", "bfloat16"))).max() < 1e-3
+
+
+def test_experts_of_a_log_cannot_be_replayed_and_that_is_said(experts: Path) -> None:
+    asked = prompts(experts)[:6]
+    responses, right = sampled(load(experts), asked, 6)
+    close = [column_T + 1e-7 for column_T in right]
+    untried = dict(explain(rows_of(asked, responses, right, close), experts).untried)
+    assert "no format of logs" in untried["experts of the other side"] and "router" not in untried

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from tailrl.config.arm import REMEDIES, Clip, Correction
-from tailrl.config.base import Settings
+from tailrl.config.base import IMPORTED, Settings
 from tailrl.config.rejection import Rejection
 from tailrl.config.vocabulary import Vocabulary
 from tailrl.objective.adaptive_rho import Thresholds
@@ -126,7 +126,8 @@ def test_every_field_is_tried() -> None:
     assert fields == OTHERS.keys()
     for block in (Correction, Clip, Vocabulary):
         for field, kinds in block.READS.items():
-            choices = block.model_json_schema()["properties"][field]["enum"]
+            schema = block.model_json_schema()["properties"][field]
+            choices = schema.get("enum") or [*schema["anyOf"][0]["enum"], IMPORTED]
             assert list(kinds) == choices, "each kind says what it reads"
 
 

@@ -116,7 +116,8 @@ def test_the_factors_are_those_of_the_schema() -> None:
     schema = parse_study({"name": "s", "arms": {"a": {}}}).model_json_schema()["$defs"]
 
     def choices(block: str, key: str) -> set[str]:
-        return set(schema[block]["properties"][key]["enum"])
+        field = schema[block]["properties"][key]
+        return set(field.get("enum") or field["anyOf"][0]["enum"])  # beside an import path
 
     assert choices("Arm", "estimator") == set(FACTORS["estimator"])
     assert choices("Clip", "loss") == set(RATIO_LOSSES)
@@ -176,7 +177,8 @@ def files(tmp_path: Path, problems: list[Problem], monkeypatch: pytest.MonkeyPat
     """A folder with the problems; a random policy never solves one, so that half of all texts are right."""
     write_problems(problems, tmp_path / "problems.jsonl")
     monkeypatch.setattr(
-        "tailrl.training.rollouts.score", lambda text, answer, _: float(zlib.crc32((text + answer).encode()) % 2)
+        "tailrl.training.rollouts.reward_of",
+        lambda text, problem: float(zlib.crc32((text + problem.answer).encode()) % 2),
     )
     monkeypatch.setenv("WANDB_MODE", "disabled")
     return tmp_path

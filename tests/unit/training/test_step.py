@@ -231,7 +231,8 @@ def files(tmp_path: Path, problems: list[Problem], monkeypatch: pytest.MonkeyPat
     """A folder with the problems; a random policy never solves one, so that half of all texts are right."""
     write_problems(problems, tmp_path / "problems.jsonl")
     monkeypatch.setattr(
-        "tailrl.training.rollouts.score", lambda text, answer, _: float(zlib.crc32((text + answer).encode()) % 2)
+        "tailrl.training.rollouts.reward_of",
+        lambda text, problem: float(zlib.crc32((text + problem.answer).encode()) % 2),
     )
     monkeypatch.setenv("WANDB_MODE", "disabled")
     return tmp_path

@@ -147,6 +147,29 @@ def test_growth_tells_weights_that_stop_where_the_counter_says_otherwise():
     assert "weights_stop" in [name for names in found[24:34] for name in names]
 
 
+@pytest.mark.parametrize(("size", "power"), [("level", 1), ("mean_abs", 1), ("k3", 2)])
+def test_slow_growth_is_told_by_tokens_and_by_each_metric_alone(size: str, power: int):
+    """The size grows by 1.5 % a step: no step is a jump."""
+    others = dict.fromkeys({"level", "mean_abs", "k3"} - {size}, math.nan)
+    steps = [replace(clean(n), lag=math.nan, **others) for n in range(140)]
+    steps = [replace(one, **{size: getattr(one, size) * 1.015 ** (power * n)}) for n, one in enumerate(steps)]
+    found = raised(steps)
+    assert not any("slow_growth" in names for names in found[:40])
+    assert all("slow_growth" in names for names in found[120:])
+    assert not any("slow_growth" in names for names in raised(steps[:1] * 3 + steps[:50]))
+
+
+def test_a_mismatch_that_shrinks_is_no_growth():
+    steps = [replace(clean(n), level=clean(n).level * 0.98**n) for n in range(100)]
+    assert not any(raised(steps))
+
+
+def test_the_first_stale_steps_may_disagree_with_confidence():
+    """A fresh step may not."""
+    assert not any(raised([replace(clean(n), lag=3.0, confident=9.0) for n in range(4)]))
+    assert raised([replace(clean(0), confident=9.0)]) == [["confident_disagreement"]]
+
+
 def test_weights_that_stop_at_once_are_told_after_a_few_steps():
     """Mean |Δ| of four steps of an engine that keeps its first weights, from a public case."""
     sizes = (0.018, 0.083, 0.117, 0.167)

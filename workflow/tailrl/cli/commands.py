@@ -14,6 +14,7 @@ from tailrl.runtime.errors import StudyError, writing
 
 if TYPE_CHECKING:
     from tailrl.curves.history import History
+    from tailrl.curves.names import Names
     from tailrl.diagnosis.answer import Answer
     from tailrl.diagnosis.gate import Limit
 
@@ -163,8 +164,8 @@ def diagnose(
         str | None,
         Option(
             metavar="ROLE=NAME,...",
-            help="the file's own names: sampler=NAME,trainer=NAME,mask=NAME, ...; names that are not given are the "
-            "known ones",
+            help="the file's own names: sampler=NAME,trainer=NAME,mask=NAME, ..., and of curves k3=NAME,step=NAME, "
+            "...; names that are not given are the known ones",
         ),
     ] = None,
     largest: Largest = None,
@@ -184,21 +185,28 @@ def diagnose(
     _check_folders(out, data)
     limits = read_limits(largest or (), least or ())
     from tailrl.curves.history import read_all, read_folders
+    from tailrl.curves.reading import OF_CURVES, own_names
     from tailrl.diagnosis.folders import NoLogError
+    from tailrl.diagnosis.formats import ROLES, parse_columns
 
-    if histories := read_all(logs):
-        answer = _of_curves(histories, limits, out)
+    chosen = parse_columns(columns, tuple(dict.fromkeys((*ROLES, *OF_CURVES)))) if columns is not None else {}
+    names = own_names(chosen)
+    if histories := read_all(logs, names):
+        answer = _of_curves(histories, limits, out, names)
         _give(answer, out, as_data, data)
         return
+    of_curves = [role for role in chosen if role not in ROLES]
     try:
+        if of_curves:
+            raise NoLogError(f"{logs[0]}: holds no metrics over steps with the names of --columns {columns}")
         if len(logs) == 2 and not together:
-            answer = _of_change(Path(logs[0]), Path(logs[1]), limits, out, columns, no_text)
+            answer = _of_change(Path(logs[0]), Path(logs[1]), limits, out, chosen, no_text)
         else:
-            answer = _of_log([Path(log) for log in logs], limits, out, tokenizer, columns, framework, no_text)
+            answer = _of_log([Path(log) for log in logs], limits, out, tokenizer, chosen, framework, no_text)
     except NoLogError:
-        if not (histories := read_folders(map(Path, logs))):
+        if not (histories := read_folders(map(Path, logs), names)):
             raise
-        answer = _of_curves(histories, limits, out)
+        answer = _of_curves(histories, limits, out, names)
     _give(answer, out, as_data, data)
 
 
@@ -221,13 +229,12 @@ def _of_log(
     limits: "list[Limit]",
     out: Path | None,
     tokenizer: Path | None,
-    columns: str | None,
+    columns: dict[str, str],
     framework: str | None,
     no_text: bool,
 ) -> "Answer":
     from tailrl.diagnosis.answer import Answer, named_framework, without_texts, without_words
     from tailrl.diagnosis.diagnosis import diagnose_parts
-    from tailrl.diagnosis.formats import parse_columns
     from tailrl.diagnosis.gate import judge
     from tailrl.diagnosis.left_out import LeftOut
     from tailrl.diagnosis.page import html_page, terminal_page
@@ -235,11 +242,10 @@ def _of_log(
     from tailrl.diagnosis.record import log_record
     from tailrl.pages.explorer import read_tokenizer, with_texts
 
-    chosen = parse_columns(columns) if columns is not None else None
     texts = read_tokenizer(tokenizer) if tokenizer else None
     own_framework = named_framework(framework or "")
     left_out = LeftOut()
-    parts = read_with_progress(logs, left_out, chosen)
+    parts = read_with_progress(logs, left_out, columns)
     if no_text:
         parts = without_words(parts, {})
     diagnosis = replace(diagnose_parts(parts, left_out), chosen_framework=own_framework)
@@ -272,23 +278,21 @@ def demo(
 
 
 def _of_change(
-    before: Path, after: Path, limits: "list[Limit]", out: Path | None, columns: str | None, no_text: bool
+    before: Path, after: Path, limits: "list[Limit]", out: Path | None, columns: dict[str, str], no_text: bool
 ) -> "Answer":
     from tailrl.diagnosis.answer import Answer, Numbered, without_words
     from tailrl.diagnosis.change import change_html, change_text, compare
     from tailrl.diagnosis.diagnosis import diagnose_parts
-    from tailrl.diagnosis.formats import parse_columns
     from tailrl.diagnosis.gate import judge
     from tailrl.diagnosis.left_out import LeftOut
     from tailrl.diagnosis.progress import read_with_progress
     from tailrl.diagnosis.record import change_record
 
-    chosen = parse_columns(columns) if columns is not None else None
     found = []
     numbered: Numbered = {}
     for log in (before, after):
         left_out = LeftOut()
-        parts = read_with_progress([log], left_out, chosen)
+        parts = read_with_progress([log], left_out, columns)
         found.append(diagnose_parts(without_words(parts, numbered) if no_text else parts, left_out))
     earlier, later = found
     change = compare(earlier, later)
@@ -297,13 +301,13 @@ def _of_change(
     return Answer(change_text(change, out, judgements), page, change_record(change, judgements))
 
 
-def _of_curves(histories: "list[History]", limits: "list[Limit]", out: Path | None) -> "Answer":
+def _of_curves(histories: "list[History]", limits: "list[Limit]", out: Path | None, names: "Names") -> "Answer":
     from tailrl.curves.gate import judge_curves
     from tailrl.curves.page import curves_html, curves_record, curves_text
     from tailrl.curves.reading import read_curves, together
     from tailrl.diagnosis.answer import Answer
 
-    reading = read_curves(together(histories))
+    reading = read_curves(together(histories), names)
     judgements = judge_curves(reading, limits)
     page = curves_html(reading, judgements=judgements) if out else None
     return Answer(curves_text(reading, out, judgements), page, curves_record(reading, judgements))

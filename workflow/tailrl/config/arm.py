@@ -10,13 +10,22 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from tailrl.config.base import LARGEST_RATIO, MOST_NATS, MOST_UNITS, Seeds, Settings
+from tailrl.config.base import (
+    IMPORTED,
+    LARGEST_RATIO,
+    MOST_NATS,
+    MOST_UNITS,
+    Seeds,
+    Settings,
+    word_or_import_path,
+)
 from tailrl.config.presets import expanded, presets
 from tailrl.config.reference_kl import ReferenceKL
 from tailrl.config.rejection import LOG_STATISTICS, Rejection
 from tailrl.config.sampler import Disturbance, SamplerSettings
 from tailrl.config.training import Training
 from tailrl.config.vocabulary import Vocabulary
+from tailrl.runtime.import_path import is_import_path
 
 THRESHOLDS = {"reject_k1": 1e-3, "reject_k3": 1e-3, "geometric": 1.001, "is": math.inf}
 """Defaults of a sequence weight's threshold other than 2; those of rejections are from arXiv 2605.14220."""
@@ -25,15 +34,24 @@ THRESHOLDS = {"reject_k1": 1e-3, "reject_k3": 1e-3, "geometric": 1.001, "is": ma
 REMEDIES = tuple(sorted(file.stem for file in Path(__file__).parents[1].glob("objective/remedies/[a-z]*.py")))
 """The added sequence weights, each named like its module in `tailrl.objective.remedies`."""
 
+RATIOS = ("is", "tis", "mis", *(name for name in REMEDIES if not name.startswith("reject_")))
+"""The sequence weights that are ratios, not 0 or 1; one by import path is one unless its name begins with reject_."""
+
 LIMITED = ("is", "tis", "mis")
 """The sequence weights whose log-ratio `log_ratio_limit` clamps; by the others no ratio is exponentiated."""
 
 if TYPE_CHECKING:
     SequenceWeight = str
+    TokenWeight = str
+    RatioLoss = str
+    Estimator = str
     PresetName = str
 else:
     PresetName = Literal[tuple(presets())]
-    SequenceWeight = Literal[("none", "is", "tis", "mis", "geometric", "reject_k1", "reject_k3", *REMEDIES)]
+    SequenceWeight = word_or_import_path("none", "is", "tis", "mis", "geometric", "reject_k1", "reject_k3", *REMEDIES)
+    TokenWeight = word_or_import_path("none", "is", "tis", "mask")
+    RatioLoss = word_or_import_path("ppo", "free", "gspo", "cispo", "sapo", "vespo")
+    Estimator = word_or_import_path("rloo", "reinforce", "grpo")
 
 
 class Correction(Settings):
@@ -46,6 +64,7 @@ class Correction(Settings):
             "is": (),
             "tis": ("token_threshold", "token_lower"),
             "mask": ("token_threshold", "token_lower"),
+            IMPORTED: ("token_threshold", "token_lower"),
         },
         "sequence": {
             "none": (),
@@ -55,7 +74,7 @@ class Correction(Settings):
             "geometric": ("sequence_threshold", "sequence_lower"),
             "reject_k1": ("sequence_threshold", "rejects"),
             "reject_k3": ("sequence_threshold", "rejects"),
-            **dict.fromkeys(REMEDIES, ("sequence_threshold",)),
+            **dict.fromkeys((*REMEDIES, IMPORTED), ("sequence_threshold",)),
         },
         "centering": {"none": (), "full": (), "top_k": ("centering_k",)},
     }
@@ -67,9 +86,10 @@ class Correction(Settings):
         description="a framework's own mode or default, by its name there, such as verl/decoupled_token_is; it stands "
         "for the settings in config/data/presets.yaml, over which those given here count",
     )
-    token: Literal["none", "is", "tis", "mask"] = Field(
+    token: TokenWeight = Field(
         "none",
-        description="is: exp(Δ_t); tis: min(exp(Δ_t), C); mask (IcePop): exp(Δ_t) where within [1/C, C], else 0",
+        description="is: exp(Δ_t); tis: min(exp(Δ_t), C); mask (IcePop): exp(Δ_t) where within [1/C, C], else 0; or "
+        "the import path of a function of your own",
     )
     token_threshold: float = Field(2.0, gt=1, le=LARGEST_RATIO, description="C of the token weight")
     token_lower: float | None = Field(
@@ -81,7 +101,8 @@ class Correction(Settings):
     sequence: SequenceWeight = Field(
         "none",
         description="is: exp(Δ_y); tis: min(exp(Δ_y), C); mis: exp(Δ_y), but 0 above C; geometric: 1 if exp(mean Δ_t) "
-        "is within [1/C, C], else 0; reject_k1, reject_k3: 1 if the sequence's mean of |K1| or K3 is at most C, else 0",
+        "is within [1/C, C], else 0; reject_k1, reject_k3: 1 if the sequence's mean of |K1| or K3 is at most C, else "
+        "0; or the import path of a function of your own",
     )
     sequence_threshold: float | None = Field(
         None,
@@ -173,7 +194,9 @@ class Correction(Settings):
     @property
     def sequence_ratio(self) -> bool:
         """Whether the sequence weight is a probability ratio, not only 0 or 1."""
-        return self.sequence in {"is", "tis", "mis", *(name for name in REMEDIES if not name.startswith("reject_"))}
+        if is_import_path(self.sequence):
+            return not self.sequence.rpartition(":")[2].startswith("reject_")
+        return self.sequence in RATIOS
 
     @property
     def ratio(self) -> bool:
@@ -198,14 +221,15 @@ class Clip(Settings):
             "cispo": ("low", "high"),
             "sapo": ("log_ratio_limit",),
             "vespo": ("log_ratio_limit",),
+            IMPORTED: ("low", "high", "log_ratio_limit", "dual"),
         }
     }
 
-    loss: Literal["ppo", "free", "gspo", "cispo", "sapo", "vespo"] = Field(
+    loss: RatioLoss = Field(
         "ppo",
         description="with ratio r: ppo: min(r A, clip(r) A); free: r A; gspo: ppo with the geometric mean of a "
         "response's ratios; cispo: stopped clip(r) times A log-prob; sapo: a sigmoid of r, times A; vespo: a stopped "
-        "weight of a response's ratio, times A log-prob",
+        "weight of a response's ratio, times A log-prob; or the import path of a function of your own",
     )
 
     ratio: Literal["recompute", "bypass", "decoupled"] = Field(
@@ -240,7 +264,9 @@ class Clip(Settings):
 class Arm(Settings):
     """One way to train."""
 
-    estimator: Literal["rloo", "reinforce", "grpo"] = Field("rloo", description="how rewards become advantages")
+    estimator: Estimator = Field(
+        "rloo", description="how rewards become advantages; also the import path of a function of your own"
+    )
     clip: Clip | None = Field(None, description="PPO's clipped ratio; null: the plain policy gradient")
     reference_kl: ReferenceKL | None = Field(None, description="a penalty for leaving the base policy; null: none")
     vocabulary: Vocabulary = Vocabulary()

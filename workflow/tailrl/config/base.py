@@ -11,9 +11,14 @@ from pydantic import (
     Discriminator,
     Field,
     ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WithJsonSchema,
+    WrapValidator,
     field_validator,
     model_validator,
 )
+
+from tailrl.runtime.import_path import FORM, is_import_path
 
 LONGEST_NAME = 100
 """Characters. A study's and an arm's name together, with the date and a digest, are one name of a folder of W&B's."""
@@ -55,6 +60,9 @@ def _kinds(annotation: Any) -> list[Any]:
     return [annotation, *(kind for part in inner for kind in _kinds(part))]
 
 
+IMPORTED = "module:function"
+
+
 class Settings(BaseModel):
     """A block of a study: immutable; refuses unknown keys."""
 
@@ -63,7 +71,7 @@ class Settings(BaseModel):
 
     READS: ClassVar[Mapping[str, Mapping[str, tuple[str, ...]]]] = {}
     """For a field that names a kind: the fields that each kind reads, of those that another kind does not. A value that
-    the chosen kind never reads is refused, since it would have no effect."""
+    the chosen kind never reads is refused, since it would have no effect. `IMPORTED` is the kind of an import path."""
     NEEDED: ClassVar[tuple[str, ...]] = ()
     """Fields without which a kind that reads them says too little."""
 
@@ -93,29 +101,49 @@ class Settings(BaseModel):
     @classmethod
     def unread(cls, field: str, kind: str) -> tuple[str, ...]:
         """The fields that a kind of `READS` never reads."""
-        kinds = cls.READS[field]
-        every = dict.fromkeys(itertools.chain.from_iterable(kinds.values()))
-        return tuple(name for name in every if name not in kinds[kind])
+        every = dict.fromkeys(itertools.chain.from_iterable(cls.READS[field].values()))
+        return tuple(name for name in every if name not in cls.reads(field, kind))
+
+    @classmethod
+    def reads(cls, field: str, kind: str) -> tuple[str, ...]:
+        """The fields that a kind of `READS` reads, of those that another kind does not."""
+        return cls.READS[field][IMPORTED if is_import_path(kind) else kind]
 
     @model_validator(mode="after")
     def _with_an_effect(self) -> Self:
-        for field, kinds in self.READS.items():
+        for field in self.READS:
             kind = getattr(self, field)
             for name in self.unread(field, kind):
                 # Settings that a job was given, or recorded, have every field: a default says nothing there.
                 if getattr(self, name) != type(self).model_fields[name].default:
                     raise ValueError(f"{field}: {kind} does not use {name}")
-            for name in kinds[kind]:
+            for name in self.reads(field, kind):
                 if name in self.NEEDED and getattr(self, name) is None:
                     raise ValueError(f"{field}: {kind} needs {name}")
         return self
+
+
+def word_or_import_path(*words: str) -> Any:
+    """The type of a setting that is one of these words, or the import path of a function of the user's own."""
+
+    def check(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        if not isinstance(value, str) or ":" not in value:
+            return handler(value)
+        if not is_import_path(value):
+            raise ValueError("must be one of its words, or an import path such as my_package.my_module:my_function")
+        return value
+
+    own = {"type": "string", "pattern": FORM}
+    schema = WithJsonSchema({"anyOf": [{"type": "string", "enum": list(words)}, own]})
+    return Annotated[Literal[words], WrapValidator(check), schema]
 
 
 def told_apart_by(field: str, default: str) -> Discriminator:
     """Chooses the member of a union of tagged blocks by a field that names the tag."""
 
     def kind(value: object) -> object:
-        return value.get(field, default) if isinstance(value, dict) else getattr(value, field, None)
+        name = value.get(field, default) if isinstance(value, dict) else getattr(value, field, None)
+        return IMPORTED if is_import_path(name) else name
 
     # `config.messages` lists the kinds there are; `config.load` merges blocks of one kind alone.
     context: dict[str, str | int | float] = {"field": field, "default": default}

@@ -5,7 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from tailrl.config.arm import Clip, Correction
+from tailrl.config.arm import Clip, Correction, Estimator
 from tailrl.config.base import HOTTEST, LARGEST_SEED, MOST_RESPONSES, MOST_TOKENS, Settings
 from tailrl.config.curriculum import Curriculum
 from tailrl.config.policy import Policy
@@ -69,7 +69,7 @@ class Run(Settings):
     policy: Policy
     task: Task
     curriculum: Curriculum | None = None
-    estimator: Literal["rloo", "reinforce", "grpo"]
+    estimator: Estimator
     clip: Clip | None
     reference_kl: ReferenceKL | None
     vocabulary: Vocabulary

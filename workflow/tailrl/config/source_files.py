@@ -10,6 +10,7 @@ from typing import Any
 
 from tailrl.config.base import Settings
 from tailrl.config.sampler import ENGINES
+from tailrl.runtime.import_path import is_import_path, source_of
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -95,16 +96,24 @@ JOBS = {
 def job_files(job: str, settings: Settings | None = None) -> tuple[str, ...]:
     """The source files of a job of a kind of `JOBS`: an edit of one makes its results stale.
 
-    Of tasks, remedies and engines, which are found by their names, those count that the settings name.
+    Of tasks, remedies and engines, which are found by their names, those count that the settings name. Of code by its
+    import path the named module's own file counts.
     """
     data = settings.model_dump() if settings else {}
     tasks, engines = set(_texts(data, "name")), set(_texts(data, "engine"))
     named = [f"tailrl.config.tasks.{task}" for task in tasks]
-    named += [f"tailrl.tasks.{task}" for task in tasks if job == "problems"]
+    named += [f"tailrl.tasks.{task}" for task in tasks if job == "problems" or task == "lm_eval"]
     named += [f"tailrl.objective.remedies.{weight}" for weight in _texts(data, "sequence")]
     others = [f"tailrl.rollout.{engine}" for engine in ENGINES if engines and engine not in engines]
     files = _files((*JOBS[job], *sorted(filter(module_file, named))), tuple(others))
+    files += tuple(sorted({os.path.relpath(file) for path in own_code(data) if (file := source_of(path))}))
     return (*files, os.path.relpath(PACKAGE.parent / "eval_tasks/boxed.yaml")) if job == "evaluate" else files
+
+
+def own_code(data: Any) -> list[str]:
+    """The import paths in plain settings, under the keys that may have one."""
+    keys = ("name", "reward", "estimator", "token", "sequence", "loss")
+    return sorted({text for key in keys for text in _texts(data, key) if is_import_path(text)})
 
 
 @cache

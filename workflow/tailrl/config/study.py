@@ -19,11 +19,13 @@ from tailrl.config.messages import near, sentences
 from tailrl.config.policy import MADE_MODELS, Policy, ScratchPolicy, lacking, lies
 from tailrl.config.results import collision
 from tailrl.config.sampler import SamplerSettings
+from tailrl.config.source_files import own_code
 from tailrl.config.tasks import DataSetTask, GeneratedTask, Task
 from tailrl.config.tasks.arithmetic import ArithmeticTask
 from tailrl.config.training import Training
 from tailrl.config.vocabulary import log_rho
 from tailrl.runtime.errors import StudyError, one_line
+from tailrl.runtime.import_path import is_import_path, source_of
 
 MOST_ARMS = 1000
 """Arms of a study, with those of its ablations."""
@@ -57,7 +59,8 @@ def _forget(arm: Arm, parents: list[str], field: str, block: dict[str, Any]) -> 
     settings: Any = arm
     for part in parents:
         settings = getattr(settings, part)
-    if isinstance(settings, Settings) and field in settings.READS and block[field] in settings.READS[field]:
+    kinds = settings.READS.get(field, {}) if isinstance(settings, Settings) else {}
+    if block[field] in kinds or (kinds and is_import_path(block[field])):
         for name in settings.unread(field, block[field]):
             block.pop(name, None)
 
@@ -256,6 +259,9 @@ class Study(Settings):
                 raise StudyError(f"policy.path: there is no folder {one_line(path)}")
             if there and path not in MADE_MODELS and (words := lacking(Path(path))):
                 raise StudyError(f"policy.path: {one_line(path)}: {words}")
+        for path in own_code(self.model_dump()):
+            if source_of(path) is None:
+                raise StudyError(f"{path}: there is no module {path.partition(':')[0]} here or on Python's path")
         for key, files in (("task.path", self.local_files()), ("policy.path", self.local_policy())):
             for file in filter(WILDCARD.search, files):
                 raise StudyError(f"{key}: Snakemake takes the braces in {one_line(file)} for a wildcard; rename it")

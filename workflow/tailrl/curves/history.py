@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from tailrl.artifacts.metrics import FloatArray
-from tailrl.curves.names import known_metric, metric_of_file_name, step_names
+from tailrl.curves.names import KNOWN, Names, metric_of_file_name
 from tailrl.curves.wandb_file import read_wandb_file
 from tailrl.diagnosis.folders import regular_files
 from tailrl.diagnosis.opened import opened, plain_ending
@@ -72,33 +72,34 @@ class History:
     restarts: Mapping[str, tuple[float, ...]]
 
 
-def read_all(names: Sequence[str | Path]) -> list[History]:
+def read_all(paths: Sequence[str | Path], names: Names = KNOWN) -> list[History]:
     """The metrics in these files and at these addresses; empty if the first of them holds none.
 
     Raises:
         StudyError: some hold metrics and another one does not.
     """
     histories: list[History] = []
-    for name in map(str, names):
-        history = read_address(name) if name.startswith(("https://", "http://")) else _of_file(Path(name))
+    for path in map(str, paths):
+        online = path.startswith(("https://", "http://"))
+        history = read_address(path, names) if online else _of_file(Path(path), names)
         if history is None:
             if histories:
-                raise StudyError(f"{name}: holds no metrics over steps, as {names[0]} does: give logs and curves apart")
+                raise StudyError(f"{path}: holds no metrics over steps, as {paths[0]} does: give logs and curves apart")
             return []
         histories.append(history)
     return histories
 
 
-def read_folders(paths: Iterable[Path]) -> list[History]:
+def read_folders(paths: Iterable[Path], names: Names = KNOWN) -> list[History]:
     """The metrics in the files of these folders; of copies of one file, such as each checkpoint's, the longest."""
     histories: dict[str, tuple[int, History]] = {}
     for path in paths:
         for file in sorted(regular_files(path)) if path.is_dir() else [path]:
             try:
-                history = _of_file(file)
+                history = _of_file(file, names)
             except StudyError:  # one of many files is damaged, or is something else
                 continue
-            if history is None or not any(known_metric(curve.name) for curve in history.curves):
+            if history is None or not any(names.metric(curve.name) for curve in history.curves):
                 continue
             size = sum(len(curve.step_N) for curve in history.curves)
             if size >= histories.get(file.name, (0, history))[0]:
@@ -106,34 +107,38 @@ def read_folders(paths: Iterable[Path]) -> list[History]:
     return [history for _, history in histories.values()]
 
 
-def _of_file(path: Path) -> History | None:
+def _of_file(path: Path, names: Names) -> History | None:
     if not path.is_file():
         return None
     with limited_memory(MEMORY, str(path)):
-        return read_history(path)
+        return read_history(path, names)
 
 
-def read_history(path: Path) -> History | None:
+def read_history(path: Path, names: Names = KNOWN) -> History | None:
     """The metrics in a file; None if it holds none, and so is something else.
+
+    Args:
+        path: the file.
+        names: the known ones, and the user's own.
 
     Raises:
         StudyError: it is a file of metrics, and damaged.
     """
     ending = plain_ending(path)
     if ending == ".wandb":
-        return history_of_rows(((("", row)) for row in read_wandb_file(path)), str(path), "a W&B run's own file")
+        return history_of_rows(((("", row)) for row in read_wandb_file(path)), str(path), "a W&B run's own file", names)
     if ending == ".json":
-        return _json(path)
+        return _json(path, names)
     if ending in (".jsonl", ".ndjson"):
-        return _json_lines(path)
+        return _json_lines(path, names)
     if ending in (".csv", ".tsv"):
-        return _table(path, "\t" if ending == ".tsv" else ",")
+        return _table(path, "\t" if ending == ".tsv" else ",", names)
     if ending in (".log", ".txt", ".out"):
-        return _console(path)
+        return _console(path, names)
     return None
 
 
-def read_address(address: str) -> History:
+def read_address(address: str, names: Names = KNOWN) -> History:
     """The metrics of a W&B run by its address, such as https://wandb.ai/ENTITY/PROJECT/runs/ID.
 
     Raises:
@@ -153,10 +158,12 @@ def read_address(address: str) -> History:
         rows = [("", row) for row in run.scan_history()]
     except Exception as error:  # wandb has errors of its own, and those of the network
         raise StudyError(f"{address}: W&B does not give the run: {reason(error)}") from None
-    return history_of_rows(rows, address, "a W&B run")
+    return history_of_rows(rows, address, "a W&B run", names)
 
 
-def history_of_rows(rows: Iterable[tuple[str, Mapping[str, Any]]], where: str, kind: str) -> History:
+def history_of_rows(
+    rows: Iterable[tuple[str, Mapping[str, Any]]], where: str, kind: str, names: Names = KNOWN
+) -> History:
     """The curves of rows of metrics, each with the name of its run.
 
     A row without a step is counted on from the row before. Where the step goes back, the run was started again: the
@@ -167,14 +174,14 @@ def history_of_rows(rows: Iterable[tuple[str, Mapping[str, Any]]], where: str, k
     last_step: dict[str, float] = {}
     for run, row in rows:
         flat = dict(flat_row(row))
-        step = next((flat[name] for name in step_names() if name in flat), last_step.get(run, -1.0) + 1)
+        step = next((flat[name] for name in names.steps() if name in flat), last_step.get(run, -1.0) + 1)
         if not math.isfinite(step):
             continue
         if step < last_step.get(run, -math.inf):
             restarts.setdefault(run, []).append(step)
         last_step[run] = step
         for name, value in flat.items():
-            if name not in step_names():
+            if name not in names.steps():
                 values.setdefault((run, name), {})[step] = value
     curves = []
     for (run, name), by_step in values.items():
@@ -207,10 +214,10 @@ def _text(path: Path, most: int = MOST_BYTES) -> str:
         return content.stream.read(most).decode("utf-8-sig", "replace")
 
 
-def _json(path: Path) -> History | None:
+def _json(path: Path, names: Names) -> History | None:
     """trainer_state.json, or a list of rows of metrics; a log of tokens is not read as a whole."""
     head = _text(path, HEAD)
-    if '"log_history"' not in head and not _begins_with_metrics(head):
+    if '"log_history"' not in head and not _begins_with_metrics(head, names):
         return None
     try:
         state = json.loads(_text(path))
@@ -220,10 +227,10 @@ def _json(path: Path) -> History | None:
     if not isinstance(rows, list):
         return None
     kind = "transformers' trainer_state.json" if isinstance(state, dict) else "metrics as JSON"
-    return history_of_rows(((("", row)) for row in rows if isinstance(row, dict)), str(path), kind)
+    return history_of_rows(((("", row)) for row in rows if isinstance(row, dict)), str(path), kind, names)
 
 
-def _begins_with_metrics(head: str) -> bool:
+def _begins_with_metrics(head: str, names: Names) -> bool:
     """Whether a text begins a list whose first entry has metrics."""
     if not head.lstrip().startswith("["):
         return False
@@ -231,10 +238,10 @@ def _begins_with_metrics(head: str) -> bool:
         row, _ = json.JSONDecoder().raw_decode(head.lstrip()[1:].lstrip())
     except (ValueError, RecursionError):
         return False
-    return isinstance(row, dict) and _is_metrics(row)
+    return isinstance(row, dict) and _is_metrics(row, names)
 
 
-def _json_lines(path: Path) -> History | None:
+def _json_lines(path: Path, names: Names) -> History | None:
     """Lines of metrics; None where the first line names no step, or has lists, as a log of tokens has.
 
     Only the first line of another file is read: a log of tokens may be large.
@@ -252,24 +259,24 @@ def _json_lines(path: Path) -> History | None:
                     return None
                 broken = number  # the last line may be cut off: the run is still writing it
                 continue
-            if not isinstance(row, dict) or (not rows and not _is_metrics(row)):
+            if not isinstance(row, dict) or (not rows and not _is_metrics(row, names)):
                 return None
             rows.append(("", row))
-    return history_of_rows(rows, str(path), "metrics as JSON lines") if rows else None
+    return history_of_rows(rows, str(path), "metrics as JSON lines", names) if rows else None
 
 
-def _is_metrics(row: Mapping[str, Any]) -> bool:
+def _is_metrics(row: Mapping[str, Any], names: Names) -> bool:
     """Whether a row has metrics: a known name and no tokens' log-probs, or a step and numbers alone."""
     flat = dict(flat_row(row))
-    if any(known_metric(name) for name in flat):
+    if any(names.metric(name) for name in flat):
         return not any(isinstance(value, list) and OF_TOKENS.search(name) for name, value in row.items())
-    return any(name in flat for name in step_names()) and all(name in flat for name in row)
+    return any(name in flat for name in names.steps()) and all(name in flat for name in row)
 
 
-def _table(path: Path, separator: str) -> History | None:
+def _table(path: Path, separator: str, names: Names) -> History | None:
     try:
         first = next(csv.reader(io.StringIO(_text(path, HEAD)), delimiter=separator), [])
-        if not _has_metrics(first):
+        if not _has_metrics(first, names):
             return None
         lines = [line for line in csv.reader(io.StringIO(_text(path)), delimiter=separator) if line]
     except csv.Error as error:
@@ -278,10 +285,10 @@ def _table(path: Path, separator: str) -> History | None:
         return None
     header, *body = lines
     if [name.strip().lower() for name in header[:3]] == ["wall time", "step", "value"]:
-        name = metric_of_file_name(path.stem)
+        name = metric_of_file_name(path.stem, names)
         rows = ((("", {"step": _number(line[1]), name: _number(line[2])})) for line in body if len(line) > 2)
-        return history_of_rows(rows, str(path), TENSORBOARD)
-    steps = [place for place, name in enumerate(header) if name.strip() in step_names()]
+        return history_of_rows(rows, str(path), TENSORBOARD, names)
+    steps = [place for place, name in enumerate(header) if name.strip() in names.steps()]
     columns = [(place, OF_W_AND_B.match(name)) for place, name in enumerate(header)]
     exported = [(place, parts) for place, parts in columns if parts and not parts["bound"]]
     if exported:
@@ -293,19 +300,19 @@ def _table(path: Path, separator: str) -> History | None:
                     if place < len(line) and line[place].strip():
                         yield parts["run"], {"step": _number(line[of_step]), parts["metric"]: _number(line[place])}
 
-        return history_of_rows(sorted(cells(), key=lambda cell: cell[0]), str(path), "a W&B export")
+        return history_of_rows(sorted(cells(), key=lambda cell: cell[0]), str(path), "a W&B export", names)
     rows = ((("", {name.strip(): _number(cell) for name, cell in zip(header, line, strict=False)})) for line in body)
-    return history_of_rows(rows, str(path), "a table of metrics")
+    return history_of_rows(rows, str(path), "a table of metrics", names)
 
 
-def _has_metrics(header: Sequence[str]) -> bool:
+def _has_metrics(header: Sequence[str], names: Names) -> bool:
     """Whether a table has metrics: TensorBoard's columns, those of a W&B export, or a step and a known name."""
-    names = [name.strip() for name in header]
-    if [name.lower() for name in names[:3]] == ["wall time", "step", "value"]:
+    titles = [title.strip() for title in header]
+    if [title.lower() for title in titles[:3]] == ["wall time", "step", "value"]:
         return True
-    if any(OF_W_AND_B.match(name) for name in names):
+    if any(OF_W_AND_B.match(title) for title in titles):
         return True
-    return any(name in step_names() for name in names) and any(known_metric(name) for name in names)
+    return any(title in names.steps() for title in titles) and any(names.metric(title) for title in titles)
 
 
 def _number(text: str) -> float | None:
@@ -316,13 +323,13 @@ def _number(text: str) -> float | None:
         return None
 
 
-def _console(path: Path) -> History | None:
+def _console(path: Path, names: Names) -> History | None:
     """verl's console: `step:3 - actor/lr:1e-06 - rollout_corr/k3_kl:0.001 - ...`; or a dictionary a line, as of TRL."""
     rows: list[tuple[str, Mapping[str, Any]]] = []
     with opened(path) as content:
         for _, line in numbered_lines(content.stream, path, MOST_BYTES):
             text = ANSI.sub("", line.decode("utf-8", "replace").rstrip())
-            if printed := _dictionary(text):
+            if printed := _dictionary(text, names):
                 rows.append(("", printed))
             match = VERL_LINE.search(text)
             if printed or not match:
@@ -333,10 +340,10 @@ def _console(path: Path) -> History | None:
                 if value := VERL_VALUE.match(text.strip()):
                     row[name.strip()] = float(value[1])
             rows.append(("", row))
-    return history_of_rows(rows, str(path), "a console") if rows else None
+    return history_of_rows(rows, str(path), "a console", names) if rows else None
 
 
-def _dictionary(text: str) -> dict[str, Any] | None:
+def _dictionary(text: str, names: Names) -> dict[str, Any] | None:
     """The metrics in a line that ends with a dictionary of Python; transformers prints its numbers as words, too."""
     begin = text.find("{")
     if begin < 0 or not text.endswith("}") or len(text) > LONGEST_LINE:
@@ -348,4 +355,4 @@ def _dictionary(text: str) -> dict[str, Any] | None:
     if not isinstance(row, dict):
         return None
     numbers = {str(name): _number(value) if isinstance(value, str) else value for name, value in row.items()}
-    return numbers if any(known_metric(name) for name, _ in flat_row(numbers)) else None
+    return numbers if any(names.metric(name) for name, _ in flat_row(numbers)) else None

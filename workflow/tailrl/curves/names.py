@@ -1,7 +1,8 @@
 """Which metric of which framework a logged name is."""
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -71,15 +72,44 @@ def known_metric(name: str) -> Metric | None:
     return None
 
 
+OWN_ROLES = ("step", "learning_rate")
+"""What a user may name beside metrics."""
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The known names of metrics, and those that a user gave: ours, such as `k3` or `step`, to the file's."""
+
+    own: Mapping[str, str] = field(default_factory=dict)
+
+    def metric(self, name: str) -> Metric | None:
+        """The metric that a logged name is."""
+        for of, logged in self.own.items():
+            if name == logged and of not in OWN_ROLES:
+                return Metric("tailrl", name, of)
+        return known_metric(name)
+
+    def steps(self) -> tuple[str, ...]:
+        """The names of the step, the most specific ones first."""
+        return (self.own["step"],) if "step" in self.own else step_names()
+
+    def is_learning_rate(self, name: str) -> bool:
+        """Whether a logged name is that of the learning rate."""
+        return name == self.own["learning_rate"] if "learning_rate" in self.own else is_learning_rate(name)
+
+
+KNOWN = Names()
+
+
 def is_learning_rate(name: str) -> bool:
     """Whether a logged name is that of the learning rate."""
     parts = name.split("/")
     return any("/".join(parts[begin:]) in learning_rates() for begin in range(len(parts)))
 
 
-def metric_of_file_name(stem: str) -> str:
+def metric_of_file_name(stem: str, names: Names = KNOWN) -> str:
     """The metric in the name of a file that TensorBoard saves, `run-NAME-tag-METRIC`, where slashes are underscores."""
     tag = re.sub(r"^run-.*-tag-", "", stem)
-    plain = {name.replace("/", "_"): name for name in [*metrics(), *learning_rates()]}
+    plain = {name.replace("/", "_"): name for name in [*metrics(), *learning_rates(), *names.own.values()]}
     fits = [name for written, name in plain.items() if tag == written or tag.endswith(f"_{written}")]
     return max(fits, key=len) if fits else tag

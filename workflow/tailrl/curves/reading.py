@@ -1,7 +1,7 @@
 """What curves alone say of a mismatch: its size, by which rule, since when, what its shape rules out, what to do."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -13,7 +13,7 @@ from pydantic import Field
 from tailrl.artifacts.files import Record
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.curves.history import TENSORBOARD, Curve, History
-from tailrl.curves.names import Metric, is_learning_rate, known_metric, metrics
+from tailrl.curves.names import KNOWN, OWN_ROLES, Metric, Names, metrics
 from tailrl.curves.shapes import Shape, shape_of
 from tailrl.diagnosis.sizes import Band, band_of, sizes
 from tailrl.runtime.errors import StudyError
@@ -33,6 +33,7 @@ EXACT = ("k3",)  # of AS_K3: what needs no conversion
 BY_RULE = ("abs_prob", "error_factor")  # sizes of their own, which only a framework's rule judges
 LAST = 3  # points at the end of a curve that may differ from its last tenth
 SHAPED = (*AS_K3, *BY_RULE)  # whose shape is told, the best first
+OF_CURVES = (*SHAPED, *OWN_ROLES)  # what `--columns` may name in a file of metrics
 NEVER_NEGATIVE = tuple(name for name in SHAPED if name not in ("k1", "chi2_token"))  # the others may be by chance
 
 
@@ -131,6 +132,18 @@ class Reading:
     runs: tuple[RunReading, ...]
 
 
+def own_names(columns: Mapping[str, str]) -> Names:
+    """What a user calls metrics, the step and the learning rate, ours to the file's.
+
+    Raises:
+        StudyError: some are of curves, and others of a log of tokens.
+    """
+    strange = [role for role in columns if role not in OF_CURVES]
+    if strange and any(role in SHAPED for role in columns):
+        raise StudyError(f"--columns: {strange[0]} is of a log of tokens, and the others of curves")
+    return KNOWN if strange else Names(columns)
+
+
 def together(histories: Sequence[History]) -> History:
     """Several files as one. A file without names of runs gives its own name; TensorBoard's files are of one run."""
     if len(histories) == 1:
@@ -145,7 +158,7 @@ def together(histories: Sequence[History]) -> History:
     return History(where, histories[0].kind, tuple(curves), restarts)
 
 
-def read_curves(history: History) -> Reading:
+def read_curves(history: History, names: Names = KNOWN) -> Reading:
     """What the curves of a history say.
 
     Raises:
@@ -154,14 +167,14 @@ def read_curves(history: History) -> Reading:
     by_run: dict[str, list[Curve]] = {}
     for curve in history.curves:
         by_run.setdefault(curve.run, []).append(curve)
-    readings = [_read_run(run, curves, history) for run, curves in by_run.items()]
+    readings = [_read_run(run, curves, history, names) for run, curves in by_run.items()]
     found = tuple(reading for reading in readings if reading is not None)
     if not found:
-        names = sorted({curve.name for curve in history.curves})
-        some = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+        logged = sorted({curve.name for curve in history.curves})
+        some = ", ".join(logged[:4]) + (", ..." if len(logged) > 4 else "")
         raise StudyError(
             f"{history.where}: is {history.kind} without a metric of the mismatch: it has {some or 'no numbers'}; "
-            f"known are {_examples()}"
+            f"known are {_examples()}; --columns k3=NAME says which of yours is one"
         )
     return Reading(history.where, history.kind, found)
 
@@ -174,13 +187,13 @@ def _examples() -> str:
     return ", ".join(f"{name} ({framework})" for framework, name in by_framework.items())
 
 
-def _read_run(run: str, curves: Iterable[Curve], history: History) -> RunReading | None:
+def _read_run(run: str, curves: Iterable[Curve], history: History, names: Names) -> RunReading | None:
     told = []
     rates: list[Curve] = []
     for curve in curves:
-        if is_learning_rate(curve.name):
+        if names.is_learning_rate(curve.name):
             rates.append(curve)
-        elif (metric := known_metric(curve.name)) is not None:
+        elif (metric := names.metric(curve.name)) is not None:
             told.append(_tell(curve, metric))
     judged = [one for one in told if one.metric.of in SHAPED]
     if not judged:

@@ -3,7 +3,7 @@
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -99,7 +99,7 @@ def how_to_log(framework: str) -> str:
 # --- which format ----------------------------------------------------------------------------------------
 
 
-def parse_columns(text: str) -> dict[str, str]:
+def parse_columns(text: str, roles: Sequence[str] = ROLES) -> dict[str, str]:
     """Names of columns from `sampler=NAME,trainer=NAME,...`: our name to the file's.
 
     Raises:
@@ -108,10 +108,10 @@ def parse_columns(text: str) -> dict[str, str]:
     chosen: dict[str, str] = {}
     for part in text.split(","):
         role, separator, name = (piece.strip() for piece in part.partition("="))
-        if not separator or not name or role not in ROLES or role in chosen:
+        if not separator or not name or role not in roles or role in chosen:
             raise StudyError(
                 f"--columns {one_line(text)}: {part.strip() or 'an empty part'} is not ROLE=NAME, once for each role; "
-                f"the roles are {', '.join(ROLES)}"
+                f"the roles are {', '.join(roles)}"
             )
         chosen[role] = name
     return chosen
@@ -212,7 +212,7 @@ def _unknown(present: set[str], where: str) -> RowError:
     return RowError(
         "it has no column of a known log",
         f"{where}: no known log: it has {names}, and not {plain}, nor the columns of {titles}; "
-        "other names are given with --columns sampler=NAME,trainer=NAME",
+        "other names are given with --columns sampler=NAME,trainer=NAME, and of curves k3=NAME,step=NAME",
     )
 
 

@@ -42,11 +42,12 @@ def read_held_out(problems_file: Path) -> list[Problem]:
     return problems
 
 
-def process_results(doc: Mapping[str, str], results: Sequence[Sequence[str]]) -> dict[str, Any]:
+def process_results(doc: Mapping[str, Any], results: Sequence[Sequence[str]]) -> dict[str, Any]:
     """Scores of one problem, whose k responses are the only entry of `results`; pass@k is 1 if any is right."""
-    from tailrl.tasks.scoring import score
+    from tailrl.tasks.scoring import reward_of
 
-    correct = [int(score(response, doc["answer"], doc["compared"]) == 1.0) for response in results[0]]
+    problem = Problem(**doc)
+    correct = [int(reward_of(response, problem) == 1.0) for response in results[0]]
     return {"avg_at_k": sum(correct) / len(correct), "pass_at_k": float(any(correct)), "correct": correct}
 
 

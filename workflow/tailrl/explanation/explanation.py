@@ -338,6 +338,8 @@ class _Bench:
         chosen = _until(self.order, self.by_number, tokens)
         if not chosen:
             raise StudyError("the log has no response with finite log-probs of both sides")
+        for part in self.parts.values():
+            part.forget_rows()  # the larger sample has rows of its own
         self.bar.begin(f"{sum(len(one.position_T) for one in chosen)} tokens", self._reading(chosen))
         return Laboratory(self.scorer, chosen, self.bar.seen, self.parts)
 
@@ -355,7 +357,9 @@ class _Bench:
         }
         if not any(probabilities(self.scorer.model)):
             found["train_mode"] = "the model has no dropout"
-        if not any(type(module).__name__.endswith("Router") for module in self.scorer.model.modules()):
+        if any(type(module).__name__.endswith("Router") for module in self.scorer.model.modules()):
+            found["experts of the other side"] = "no format of logs has each token's experts"
+        else:
             found |= {one.name: "the model has no experts" for one in self.tested if one.entry.reads == "experts"}
         if context.tokenizer is None:
             found |= {one.name: "the model's folder has no tokenizer" for one in self.tested if one.entry.reads_text}

@@ -190,7 +190,7 @@ def _words(world: World) -> str:
 
 
 def as_data(explanation: Explanation) -> dict[str, Any]:
-    """The explanation as plain data; docs/how-to/explain.md has the keys."""
+    """The explanation as plain data."""
     return {
         "model": explanation.model,
         "format": explanation.title,

@@ -91,6 +91,10 @@ class Laboratory:
                 del self._rows[key]
         return self._rows[forward]
 
+    def forget_rows(self) -> None:
+        """Frees the memory of all rows; what was predicted stays."""
+        self._rows.clear()
+
     def predicted(self, world: World) -> FloatArray | None:
         """What the column would hold, nats [T], NaN where the world says nothing; None where it does not apply."""
         if world not in self._predicted:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from tailrl.runtime.errors import StudyError
+from tailrl.runtime.import_path import called, is_import_path
 
 GRPO_EPSILON = 1e-6
 """Added to a group's standard deviation: equal rewards then give 0, not nan."""
@@ -41,6 +42,23 @@ def grpo(rewards_PG: Tensor) -> Tensor:
     """GRPO: A_i = (R_i − mean) / (sample standard deviation + 1e-6), both over the prompt's group."""
     centred_PG = _checked(rewards_PG) - rewards_PG.mean(1, keepdim=True)
     return centred_PG / (rewards_PG.std(1, keepdim=True) + GRPO_EPSILON)
+
+
+def advantages_of(estimator: str, rewards_PG: Tensor) -> Tensor:
+    """Advantages [P, G] by an estimator's name, or by the import path of one.
+
+    Raises:
+        StudyError: a function by import path gives another shape, or what is not finite.
+    """
+    if not is_import_path(estimator):
+        return ESTIMATORS[estimator](rewards_PG)
+    found_PG = called(estimator, _checked(rewards_PG))
+    if not isinstance(found_PG, Tensor) or found_PG.shape != rewards_PG.shape or not found_PG.isfinite().all():
+        what = list(found_PG.shape) if isinstance(found_PG, Tensor) else type(found_PG).__name__
+        raise StudyError(
+            f"{estimator}: must give finite advantages of the rewards' shape {list(rewards_PG.shape)}, not {what}"
+        )
+    return found_PG
 
 
 ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"rloo": rloo, "reinforce": reinforce, "grpo": grpo}

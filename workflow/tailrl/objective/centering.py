@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from tailrl.config.arm import Correction
-from tailrl.objective.corrections import TOKEN_WEIGHTS
+from tailrl.objective.corrections import token_weight
 
 LEAST_TAIL = 1e-6
 """NeMo-RL's lower bound of the trainer's tail mass."""
@@ -53,7 +53,7 @@ def _weights(ratio: Tensor, correction: Correction) -> Tensor:
     """The token weight at these log-ratios; 1 without one."""
     if correction.token == "none":
         return torch.ones_like(ratio)
-    return TOKEN_WEIGHTS[correction.token](ratio, correction.token_threshold, correction.token_lower)[0]
+    return token_weight(correction.token)(ratio, correction.token_threshold, correction.token_lower)[0]
 
 
 def _head(logq_TV: Tensor, k: int) -> Tensor:

@@ -20,6 +20,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ from tailrl.config.arm import LIMITED, Correction
 from tailrl.objective.rejections import k1, k3, rejections
 from tailrl.objective.sequences import check_packed, limited, sequence_any, sequence_mean, sequence_sum, times
 from tailrl.runtime.errors import NumericalError, StudyError
+from tailrl.runtime.import_path import called, is_import_path
 
 # --- weights of a sequence: (Δ_T, sequence_T, N, threshold) → weight [N], rejected [N] ----------------
 
@@ -141,6 +143,40 @@ TOKEN_WEIGHTS: dict[str, Callable[[Tensor, float, float | None], Judged]] = {
     "tis": token_tis,
     "mask": token_mask,
 }
+
+
+def sequence_weight(name: str) -> Callable[..., Judged]:
+    """The weight of a sequence by its name: one of `SEQUENCE_WEIGHTS`, a module of `remedies`, or an import path."""
+    if is_import_path(name):
+        return _of_ones_own(name)
+    if name in SEQUENCE_WEIGHTS:
+        return SEQUENCE_WEIGHTS[name]
+    weigh: Callable[..., Judged] = import_module(f"tailrl.objective.remedies.{name}").weigh
+    return weigh
+
+
+def token_weight(name: str) -> Callable[[Tensor, float, float | None], Judged]:
+    """The weight of a token by its name, or by an import path."""
+    return _of_ones_own(name) if is_import_path(name) else TOKEN_WEIGHTS[name]
+
+
+def _of_ones_own(path: str) -> Callable[..., Judged]:
+    """A weight by import path: it gives weights, or weights and which of them are rejected, of the right shape."""
+
+    def weigh(delta_T: Tensor, *others: Any) -> Judged:
+        found = called(path, delta_T, *others)
+        weight, rejected = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+        count = others[1] if isinstance(others[0], Tensor) else len(delta_T)
+        if not isinstance(weight, Tensor) or weight.shape != (count,):
+            what = list(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
+            raise StudyError(f"{path}: must give {count} weights, as a tensor, not {what}")
+        if rejected is None:
+            rejected = torch.zeros_like(weight, dtype=torch.bool)
+        if weight.isnan().any() or (weight < 0).any() or rejected.dtype != torch.bool or rejected.shape != weight.shape:
+            raise StudyError(f"{path}: weights must be numbers from 0, and what is rejected bool of the same shape")
+        return judge(weight, rejected)
+
+    return weigh
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,11 +320,11 @@ def _importance(
     truncated_T, limit = token[1], correction.log_ratio_limit
     if correction.token != "none":
         own_T = limited(delta_T, limit)
-        token = TOKEN_WEIGHTS[correction.token](own_T, correction.token_threshold, correction.token_lower)
+        token = token_weight(correction.token)(own_T, correction.token_threshold, correction.token_lower)
         truncated_T = (token[0] != own_T.exp()) & ~token[1]
     if (name := correction.sequence) != "none":
         judged_T = delta_T if correction.rejects == "r_corr" else moved_T
-        weigh = SEQUENCE_WEIGHTS.get(name) or import_module(f"tailrl.objective.remedies.{name}").weigh
+        weigh = sequence_weight(name)
         lower = () if correction.sequence_lower is None else (correction.sequence_lower,)
         bound = {} if limit is None or name not in LIMITED else {"log_ratio_limit": limit}
         sequence = weigh(judged_T, sequence_T, count, correction.limit, *lower, **bound)

@@ -11,7 +11,9 @@ import math
 import torch
 from torch import Tensor
 
+from tailrl.objective.corrections import Weights
 from tailrl.objective.sequences import check_logprobs, check_packed, sequence_mean, sequence_sum
+from tailrl.tracking import metrics as keys
 from tailrl.tracking.metrics import ROUTING
 
 LARGE_RATIO = torch.tensor(2.0)
@@ -76,6 +78,39 @@ def log_ratio_metrics(
         "chi2_token": (2 * log_ratio_T).expm1().mean().item(),
         "chi2_seq": (2 * whole_N).expm1().mean().item(),
         "delta_seq_abs_mean": whole_N[whole_N.isfinite()].abs().mean().item(),
+    }
+
+
+def loss_metrics(
+    logp_train_T: Tensor, log_kept_T: Tensor, logp_infer_T: Tensor, sequence_T: Tensor, weights: Weights
+) -> dict[str, float]:
+    """What a loss was made of and what it left out, under the keys of `tailrl metrics`.
+
+    Args:
+        logp_train_T: [T] nats, the trainer's before the first update on these responses; −inf outside its safe set.
+        log_kept_T: [T] nats, log Z, the mass that the trainer's safe set keeps.
+        logp_infer_T: [T] nats, the sampler's, finite.
+        sequence_T: int64 [T], each token's sequence.
+        weights: as `correct` made them.
+
+    Returns:
+        `dvp/kept_mass_train_mean`; the fraction and the number of sampled tokens outside the trainer's set;
+        `rollout_corr/k3_kl` of those inside; the mean weight that was used; the fractions of responses that a weight's
+        threshold and the veto rejected. nan for a mean of nothing.
+
+    Raises:
+        StudyError: not one entry a token, or a log-prob above 0.
+    """
+    outside_T = logp_train_T.isneginf()
+    ratios = log_ratio_metrics(logp_train_T, logp_infer_T, sequence_T, len(weights.raw_N), outside_T)
+    return {
+        keys.KEPT_MASS_TRAIN: log_kept_T.exp().mean().item(),
+        keys.OUTSIDE: outside_T.float().mean().item(),
+        keys.OUTSIDE_COUNT: outside_T.float().sum().item(),
+        keys.K3_MASKED: ratios["k3_kl"],
+        keys.WEIGHT_USED: weights.used_N.mean().item(),
+        keys.REJECTED: weights.rejected_N.float().mean().item(),
+        keys.VETOED: weights.vetoed_N.float().mean().item(),
     }
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tailrl.config.arm import Clip, Correction
 from tailrl.objective.corrections import Weights, correct
-from tailrl.objective.ratio_losses import OF_RESPONSES, RATIO_LOSSES, RatioTokens
+from tailrl.objective.ratio_losses import OF_RESPONSES, RatioTokens, ratio_term
 from tailrl.objective.safe_set import TokenLogprobs
 from tailrl.objective.sequences import check_logprobs, check_packed, sequence_any, times
 from tailrl.runtime.errors import NumericalError, StudyError
@@ -50,7 +50,7 @@ def ratio_loss(
     At r = 1 it has the gradient of `policy_gradient`.
 
     Args:
-        loss: key of `RATIO_LOSSES`.
+        loss: key of `RATIO_LOSSES`, or an import path.
         logp_T: float32 [T] with gradient.
         logp_old_T: float32 [T], log π_old, stop-gradient. recompute, decoupled: the trainer's before the first update
             on these rollouts, r = r_train. bypass: the sampler's, r = r_rollout (arXiv 2605.14220).
@@ -71,7 +71,7 @@ def ratio_loss(
     weight_T = weight_T.detach().masked_fill(~live_T, 0.0)
     ratio_T = logp_T - logp_old_T.detach()
     tokens = RatioTokens(logp_T, ratio_T, advantage_T, sequence_T, sequences, clip, log_ratio_limit, live_T, dual)
-    term_T, clipped_T = RATIO_LOSSES[loss](tokens)
+    term_T, clipped_T = ratio_term(loss, tokens)
     return -(weight_T * term_T).sum() / step_sequences, clipped_T
 
 

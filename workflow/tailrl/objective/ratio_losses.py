@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from tailrl.objective.sequences import limited, sequence_mean, sequence_sum
+from tailrl.runtime.errors import StudyError
+from tailrl.runtime.import_path import called, is_import_path
 
 Term = tuple[Tensor, Tensor]
 
@@ -128,5 +130,26 @@ RATIO_LOSSES: dict[str, Callable[[RatioTokens], Term]] = {
     "sapo": sapo,
     "vespo": vespo,
 }
+
+
+def ratio_term(loss: str, tokens: RatioTokens) -> Term:
+    """The term of a loss by its name, or by the import path of a function of `RatioTokens`.
+
+    Raises:
+        StudyError: a function by import path gives something else than a term and bool, where the clip acts, for each
+            token.
+    """
+    if not is_import_path(loss):
+        return RATIO_LOSSES[loss](tokens)
+    found = called(loss, tokens)
+    term_T, acts_T = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+    if acts_T is None:
+        acts_T = torch.zeros_like(tokens.advantage_T, dtype=torch.bool)
+    for part_T, dtype in ((term_T, tokens.logp_T.dtype), (acts_T, torch.bool)):
+        if not isinstance(part_T, Tensor) or part_T.shape != tokens.logp_T.shape or part_T.dtype != dtype:
+            raise StudyError(f"{loss}: must give a term for each of the {len(tokens.logp_T)} tokens, as a tensor")
+    return term_T, acts_T
+
+
 OF_RESPONSES = ("gspo", "vespo")
 """Those of a whole response's ratio, which a token outside the safe set makes 0."""

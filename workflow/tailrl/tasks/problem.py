@@ -6,11 +6,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tailrl.runtime.errors import StudyError, one_line, reason
+from tailrl.runtime.import_path import is_import_path
 from tailrl.runtime.jsonl import numbered_lines
 from tailrl.runtime.limits import regular
 
 COMPARED = ("math", "integer", "text")
-"""How `tasks.scoring` compares an answer: as a number or formula, as a written integer, or as text."""
+"""How `tasks.scoring` compares an answer: as a number or formula, as a written integer, or as text. A problem may
+have the import path of a reward of the user's own instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +57,8 @@ def read_problems(path: Path) -> list[Problem]:
                         raise ValueError("its level must be a whole number from 0")
                     if not problem.prompt:
                         raise ValueError("its prompt is empty")
-                    if problem.compared not in COMPARED:
-                        raise ValueError(f"compared must be one of {', '.join(COMPARED)}")
+                    if problem.compared not in COMPARED and not is_import_path(problem.compared):
+                        raise ValueError(f"compared must be one of {', '.join(COMPARED)}, or an import path")
                     "".join(texts).encode()  # a lone surrogate is JSON, but no tokenizer reads it
                     problems.append(problem)
                 except (TypeError, ValueError, RecursionError) as error:

@@ -1,17 +1,46 @@
 """The tasks: each is a module of this package, named like its settings' module, with `load(settings) -> Loaded`; a data
 set of the Hugging Face hub also has `HUB_NAME` and `SPLIT`."""
 
+import itertools
+from dataclasses import replace
 from importlib import import_module
 
-from tailrl.config.tasks import DataSetTask, Task
+from tailrl.config.tasks import DataSetTask, ImportedTask, Task
+from tailrl.config.tasks.lm_eval import LmEvalTask
+from tailrl.runtime.errors import StudyError, one_line
+from tailrl.runtime.import_path import called
 from tailrl.tasks.loaded import Loaded
+from tailrl.tasks.problem import Problem
 from tailrl.tasks.sources import fetch
 
 
 def load_task(task: Task) -> Loaded:
     """The problems that a task's settings name; raises StudyError if there are none."""
-    loaded: Loaded = import_module(f"tailrl.tasks.{task.name}").load(task)
-    return loaded
+    if isinstance(task, ImportedTask):
+        loaded = own_problems(task)
+    else:
+        loaded = import_module(f"tailrl.tasks.{task.name}").load(task)
+    if task.reward is None:
+        return loaded
+    return replace(loaded, problems=[replace(problem, compared=task.reward) for problem in loaded.problems])
+
+
+def own_problems(task: ImportedTask) -> Loaded:
+    """The problems that a function of the user's gives.
+
+    Raises:
+        StudyError: it fails, or gives too few problems, or none that can be used.
+    """
+    rows = called(task.name, problems=task.problems, seed=task.seed, **task.options)
+    problems: list[Problem] = []
+    for number, row in enumerate(itertools.islice(rows, task.problems)):
+        try:
+            problems.append(row if isinstance(row, Problem) else Problem(**{"id": str(number), **row}))
+        except TypeError as error:
+            raise StudyError(f"{task.name}: problem {number}: {one_line(error)}") from None
+    if len(problems) < task.problems:
+        raise StudyError(f"{task.name}: gives {len(problems)} problems, and {task.problems} are asked for")
+    return Loaded(problems)
 
 
 def download_task(task: Task) -> str | None:
@@ -26,5 +55,7 @@ def download_task(task: Task) -> str | None:
     if not isinstance(task, DataSetTask) or task.path is not None:
         return None
     module = import_module(f"tailrl.tasks.{task.name}")
+    if isinstance(task, LmEvalTask):
+        return str(module.download(task))
     fetch(module.HUB_NAME, module.SPLIT)
     return str(module.HUB_NAME)

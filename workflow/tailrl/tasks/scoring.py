@@ -1,12 +1,16 @@
-"""The one rule that scores a response, whatever the task."""
+"""The one rule that scores a response, whatever the task; and rewards of a user's own."""
 
 import atexit
+import inspect
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import cache
 
-from tailrl.runtime.errors import say
+from tailrl.runtime.errors import StudyError, one_line, say
+from tailrl.runtime.import_path import called, imported, is_import_path
 from tailrl.tasks.answers import integer, last_boxed
 from tailrl.tasks.loaded import canonical
+from tailrl.tasks.problem import Problem
 from tailrl.tasks.verifier import MathVerifier
 
 
@@ -20,6 +24,41 @@ def score(response: str, answer: str, compared: str = "math") -> float:
     """
     boxed = last_boxed(response)
     return float(boxed is not None and SAME[compared](boxed, answer))
+
+
+def reward_of(response: str, problem: Problem) -> float:
+    """The reward of a response: 1 for the right answer, else 0; or what the problem's own reward gives.
+
+    A reward of one's own is `reward(prompt, response, row)`, where row has the problem's fields. Two others are taken
+    as they are: verl's `compute_score(data_source, solution_str, ground_truth, extra_info)`, which may give a mapping
+    with `score`, and TRL's `reward(prompts, completions, **columns)`, which gives a list.
+
+    Raises:
+        StudyError: a reward of one's own fails, or gives no number from 0 to 1: in these a run's collapse is told.
+    """
+    path = problem.compared
+    if not is_import_path(path):
+        return score(response, problem.answer, path)
+    row = {name: value for name, value in asdict(problem).items() if name != "compared"}
+    names = inspect.signature(imported(path)).parameters
+    if "solution_str" in names:
+        verl = {"data_source": "tailrl", "solution_str": response, "ground_truth": problem.answer, "extra_info": row}
+        every = any(one.kind is one.VAR_KEYWORD for one in names.values())
+        value = called(path, **{name: given for name, given in verl.items() if every or name in names})
+    elif "completions" in names:
+        columns = {name: [given] for name, given in row.items() if name != "prompt"}
+        every = any(one.kind is one.VAR_KEYWORD for one in names.values())
+        columns = {name: given for name, given in columns.items() if every or name in names}
+        value = called(path, prompts=[row["prompt"]], completions=[response], **columns)
+        value = value[0] if isinstance(value, list) and len(value) == 1 else value
+    else:
+        value = called(path, problem.prompt, response, row)
+    value = value.get("score") if isinstance(value, dict) else value
+    if not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise StudyError(
+            f"{path}: problem {problem.id}: the reward must be a number from 0 to 1, not {one_line(repr(value))}"
+        )
+    return float(value)
 
 
 def same_math(boxed: str, answer: str) -> bool:

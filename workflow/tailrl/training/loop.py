@@ -26,7 +26,7 @@ from tailrl.model.forward import trained_length
 from tailrl.model.policy import encode_prompt, load_policy, load_tokenizer, required_length
 from tailrl.model.quantized import match_engine
 from tailrl.objective.adaptive_rho import Thresholds
-from tailrl.objective.advantages import ESTIMATORS
+from tailrl.objective.advantages import advantages_of
 from tailrl.rollout import Decoding, make_sampler
 from tailrl.rollout.prompts import first_prompt, show_prompts
 from tailrl.rollout.sampling import stop_tokens
@@ -255,7 +255,7 @@ def _sample(
         scored = rewards(rollouts, posed, job.tokenizer)
         rollouts, rewards_B = of_all_ranks(rollouts, scored, together)
         rewards_PG = rewards_B.reshape(settings.prompts, settings.group_size)
-    advantages = ESTIMATORS[run.estimator](torch.from_numpy(rewards_PG)).flatten().tolist()
+    advantages = advantages_of(run.estimator, torch.from_numpy(rewards_PG)).flatten().tolist()
     samples = [
         Sample(rollout, advantage, request.threshold, request.seed)
         for rollout, advantage, request in zip(rollouts, advantages, requests, strict=True)

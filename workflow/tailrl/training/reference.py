@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from tailrl.config.jobs import Run
 from tailrl.model.policy import load_policy, named_weights
-from tailrl.objective.advantages import ESTIMATORS
+from tailrl.objective.advantages import advantages_of
 from tailrl.objective.disturbance import round_weights
 from tailrl.objective.reference_kl import reward_penalty
 from tailrl.training.placement import tensor_floats
@@ -70,6 +70,6 @@ def with_reference(
     own_T, ref_T, outside_T = (torch.cat(column) for column in zip(*of_tokens, strict=True))
     sequence_T = torch.arange(len(samples)).repeat_interleave(lengths)
     penalty_B = reward_penalty(settings, own_T, ref_T, outside_T, sequence_T, len(samples))
-    advantage_PG = ESTIMATORS[run.estimator](torch.from_numpy(rewards_PG) - penalty_B.view(rewards_PG.shape))
+    advantage_PG = advantages_of(run.estimator, torch.from_numpy(rewards_PG) - penalty_B.view(rewards_PG.shape))
     advantages = advantage_PG.flatten().tolist()
     return [replace(sample, advantage=advantage) for sample, advantage in zip(samples, advantages, strict=True)]

@@ -13,7 +13,7 @@ from tailrl.runtime import distributed
 from tailrl.runtime.errors import StudyError
 from tailrl.runtime.seeding import derive_seed
 from tailrl.tasks.problem import Problem
-from tailrl.tasks.scoring import score
+from tailrl.tasks.scoring import reward_of
 from tailrl.tracking import metrics as keys
 
 
@@ -84,10 +84,10 @@ def step_requests(
 def rewards(
     rollouts: Sequence[Rollout], problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase
 ) -> NDArray[np.float32]:
-    """1 for a right answer, else 0, for each rollout: float32."""
+    """The reward of each rollout, float32: 1 for a right answer, else 0, unless the task has a reward of its own."""
     texts = tokenizer.batch_decode([rollout.tokens for rollout in rollouts], skip_special_tokens=True)
     pairs = zip(texts, problems, strict=True)
-    return np.array([score(text, problem.answer, problem.compared) for text, problem in pairs], dtype=np.float32)
+    return np.array([reward_of(text, problem) for text, problem in pairs], dtype=np.float32)
 
 
 def of_all_ranks(

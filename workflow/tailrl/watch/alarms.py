@@ -127,13 +127,33 @@ def floor_jump(step: Step, past: Past, limits: Limits) -> Found:
     return None
 
 
+def slow_growth(step: Step, past: Past, limits: Limits) -> Found:
+    """The typical mismatch has become a multiple of what it was when the run began, without any jump."""
+    name = _size_name(step)
+    ends = int(limits["ends"])
+    values = [*_series(step, past, name), getattr(step, name)] if name else []
+    if len(values) < limits["fewest"]:
+        return None
+    first, last = values[:ends], values[-ends:]
+    factor = limits["factor" if name == "level" else "metric_factor"] ** (2.0 if name == "k3" else 1.0)
+    growth = _median(last) / _median(first)
+    if growth <= factor or min(last) <= max(first):
+        return None
+    return {"first": f"{_median(first):.3g}", "now": f"{_median(last):.3g}", "growth": f"{growth:.3g}", "ends": ends}
+
+
 def floor_tail(step: Step, past: Past, limits: Limits) -> Found:
     """Many more tokens far off than the earlier share of such tokens lets expect."""
     return _many(step, past, "tail", limits)
 
 
 def confident_disagreement(step: Step, past: Past, limits: Limits) -> Found:
-    """Tokens that one side is sure of and the other is not: many, and many more than before."""
+    """Tokens that one side is sure of and the other is not: many, and many more than before.
+
+    Stale weights can do this without a fault, so a step with a lag is compared with earlier ones of the same lag.
+    """
+    if step.lag > 0 and len(_alike(step, past)) < limits["fewest_with_lag"]:
+        return None
     if not step.confident >= limits["share"] * step.floor_tokens:
         return None
     return _many(step, past, "confident", limits)
@@ -256,6 +276,7 @@ ALARMS: dict[str, Callable[[Step, Past, Limits], Found]] = {
     function.__name__: function
     for function in (
         floor_jump,
+        slow_growth,
         floor_tail,
         confident_disagreement,
         weights_stop,

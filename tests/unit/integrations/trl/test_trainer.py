@@ -248,6 +248,30 @@ def test_the_policys_own_updates_are_no_mismatch(
         assert line["dvp/sampled_outside_train_support_count"] == 0
 
 
+@pytest.mark.parametrize("kind", TRAINERS)
+def test_advantages_are_of_the_weighted_sum_of_several_rewards(
+    policy_folder: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, kind: str
+) -> None:
+    """RLOO's: the sum minus the mean of the group's others. GRPO's: minus the mean of all, over their deviation."""
+    sampled: list[list[int]] = []
+
+    def first_token(completion_ids: Any, **_: Any) -> list[float]:
+        sampled[:] = completion_ids
+        return [float(tokens[0] % 7) for tokens in completion_ids]
+
+    given = {"reward_funcs": [reward, first_token]}
+    trainer = make_trainer(kind, policy_folder, tokenizer, tmp_path, given=given, reward_weights=[1.0, 0.5])
+    batch = trainer._generate_and_score_completions([{"prompt": "1+2="}] * 4 + [{"prompt": "8-9="}] * 4)
+    total = torch.tensor([sum(tokens) % 2 + 0.5 * (tokens[0] % 7) for tokens in sampled]).view(2, 4)
+    centred = total - total.mean(1, keepdim=True)
+    expected = centred * 4 / 3 if kind == "rloo" else centred / (total.std(1, keepdim=True) + 1e-4)
+    torch.testing.assert_close(batch["advantages"], expected.flatten())
+    trainer.train()
+    [line, _] = [line for line in trainer.state.log_history if "rewards/first_token/mean" in line]
+    assert line["reward"] == pytest.approx(line["rewards/reward/mean"] + 0.5 * line["rewards/first_token/mean"])
+    assert 0 < line["grad_norm"] < math.inf and 0 <= line["rollout_corr/k3_kl"] < 1e-9
+
+
 def test_a_batchs_metrics_stay_as_the_policy_moves(
     exact: PreTrainedModel, policy_folder: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
@@ -282,7 +306,7 @@ def test_nothing_to_learn_from(
 
 def test_the_lines_that_a_user_copies(policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the tutorial, on the tiny policy, two steps, in the mixed precision that TRL has by itself."""
-    [code] = blocks("tutorials/train-with-trl.md", "python")
+    code, with_alarms = blocks("tutorials/train-with-trl.md", "python")
     small = "max_completion_length=4, max_steps=2, use_cpu=True, save_strategy='no', report_to='none'"
     code = code.replace("max_completion_length=512", small).replace("Qwen/Qwen3-0.6B", str(policy_folder))
     names: dict[str, Any] = {"reward": reward, "problems": Dataset.from_dict({"prompt": ["1+2=", "3+4="]})}
@@ -290,6 +314,8 @@ def test_the_lines_that_a_user_copies(policy_folder: Path, tmp_path: Path, monke
     exec(code, names)
     trainer = names["trainer"]
     assert trainer.args.bf16 and trainer.state.global_step == 2
+    exec(with_alarms, names)
+    assert names["Trainer"].__name__ == "WatchedLoggedDVPRLOOTrainer"
     [line] = [line for line in trainer.state.log_history if "rollout_corr/k3_kl" in line]
     # It samples in float32 and trains in bfloat16.
     assert 1e-9 < line["rollout_corr/k3_kl"] < 1e-3

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Union
 
 from pydantic import AfterValidator, Field, Tag
 
-from tailrl.config.base import LARGEST_SEED, MOST_PROBLEMS, Settings, told_apart_by
+from tailrl.config.base import IMPORTED, LARGEST_SEED, MOST_PROBLEMS, Settings, told_apart_by
+from tailrl.runtime.import_path import FORM
 
 
 def ordered(most: int) -> AfterValidator:
@@ -24,10 +25,23 @@ def ordered(most: int) -> AfterValidator:
     return AfterValidator(check)
 
 
+# Left out of what is recorded where it is not set, so that finished runs stay what they are.
+Reward = Annotated[
+    str | None,
+    Field(
+        pattern=FORM,
+        exclude_if=lambda value: value is None,
+        description="the import path of a reward of your own, (prompt, response, row), or as verl and TRL have it; "
+        "null: 1 for the right answer, else 0",
+    ),
+]
+
+
 class GeneratedTask(Settings):
     """Generated problems, each with a worked solution; equal seeds give equal problems."""
 
     name: str
+    reward: Reward = None
     problems: int = Field(4096, ge=1, le=MOST_PROBLEMS, description="how many different problems are generated")
     slip: float = Field(0.0, ge=0, lt=1, description="probability that a step of a worked solution goes wrong")
     seed: int = Field(0, le=LARGEST_SEED, description="seed of the generator")
@@ -37,17 +51,29 @@ class DataSetTask(Settings):
     """A published data set, from the Hugging Face hub or from a file."""
 
     name: str
+    reward: Reward = None
     path: str | None = Field(None, min_length=1, description="a local .parquet or .jsonl file with the same columns")
     problems: int | None = Field(None, ge=1, le=MOST_PROBLEMS, description="keep this many problems; null: all")
+
+
+class ImportedTask(GeneratedTask):
+    """Problems of a function of your own: `function(problems, seed, **options)` gives them, or rows of their fields."""
+
+    name: str = Field(pattern=FORM, description="the import path of the function")
+    options: dict[str, Any] = Field(default_factory=dict, description="more arguments of the function")
 
 
 for file in sorted(Path(__file__).parent.glob("[a-z]*.py")):
     import_module(f"{__name__}.{file.stem}")
 
 
+def _tag(task: type[Settings]) -> str:
+    return IMPORTED if task is ImportedTask else task.__module__.rpartition(".")[2]
+
+
 def _union(*bases: type[Settings]) -> Any:
     tasks = [task for base in bases for task in base.__subclasses__()]
-    tagged = tuple(Annotated[task, Tag(task.__module__.rpartition(".")[2])] for task in tasks)
+    tagged = tuple(Annotated[task, Tag(_tag(task))] for task in tasks)
     return Annotated[Union[tagged], told_apart_by("name", "arithmetic")]  # noqa: UP007 - a tuple of types
 
 

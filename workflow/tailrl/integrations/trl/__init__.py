@@ -1,6 +1,7 @@
 """DVP and corrections such as MIS for TRL: `with_dvp` adds them to RLOOTrainer and GRPOTrainer.
 
-`with_log` writes what a trainer samples as a log for `tailrl diagnose`.
+`with_log` writes what a trainer samples as a log for `tailrl diagnose`; `with_doctor` raises the alarms of `tailrl
+watch` in the trainer's own log.
 
 Trainer = with_dvp(RLOOTrainer, rho=math.exp(-13), correction=Correction(sequence="mis", veto=1e-4))
 Trainer(model, reward, args=RLOOConfig(min_p=math.exp(-13), beta=0.0, ...), train_dataset=problems).train()
@@ -11,10 +12,11 @@ from typing import TypeVar
 from tailrl.config.arm import Correction
 from tailrl.integrations.trl.base import GRPOTrainer, RLOOTrainer
 from tailrl.integrations.trl.checks import check_adapter
+from tailrl.integrations.trl.doctor import with_doctor
 from tailrl.integrations.trl.log import with_log
 from tailrl.integrations.trl.trainer import DVPMixin
 
-__all__ = ["Correction", "with_dvp", "with_log"]
+__all__ = ["Correction", "with_doctor", "with_dvp", "with_log"]
 
 Trainer = TypeVar("Trainer")
 

@@ -32,23 +32,34 @@ def with_log(trainer: type, folder: str | Path) -> Any:
     return type(f"Logged{trainer.__name__}", (LogMixin, trainer), {"folder": Path(folder), "__doc__": trainer.__doc__})
 
 
-class LogMixin:
-    """A base class to go before one of TRL's trainers, as `with_log` puts it."""
-
-    folder: Path
+class RowsMixin:
+    """Gives each training batch that one of TRL's trainers samples, as rows of the plain schema, to `_take_rows`."""
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         batch: dict[str, Any] = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
         trainer = cast(Any, self)
         if trainer.model.training:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            path = self.folder / f"rank_{trainer.accelerator.process_index}.jsonl"
             logged = batch
             if OLD not in batch and isinstance(self, DVPMixin):  # TRL has no need of it here
                 logged = batch | {OLD: self.score_batch(batch)}
-            with path.open("a", encoding="utf-8") as file:
-                file.writelines(json.dumps(row) + "\n" for row in batch_rows(trainer, logged))
+            self._take_rows(list(batch_rows(trainer, logged)))
         return batch
+
+    def _take_rows(self, rows: list[dict[str, Any]]) -> None:
+        """What the classes above and below do with a batch's rows; each calls the next."""
+
+
+class LogMixin(RowsMixin):
+    """A base class to go before one of TRL's trainers, as `with_log` puts it."""
+
+    folder: Path
+
+    def _take_rows(self, rows: list[dict[str, Any]]) -> None:
+        super()._take_rows(rows)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"rank_{cast(Any, self).accelerator.process_index}.jsonl"
+        with path.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
 def batch_rows(trainer: Any, batch: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -69,6 +80,7 @@ def batch_rows(trainer: Any, batch: dict[str, Any]) -> Iterator[dict[str, Any]]:
             return batch[key][i][real_C].tolist()
 
         row = {
+            "prompt": batch["prompt_ids"][i][batch["prompt_mask"][i].bool()].tolist(),
             "token_ids": own("completion_ids"),
             "sampler_logprobs": own(SAMPLER),
             "trainer_logprobs": own(OLD),

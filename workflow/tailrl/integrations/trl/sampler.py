@@ -47,6 +47,22 @@ class Recorder(LogitsProcessor):  # type: ignore[misc]
 
 
 @contextmanager
+def replaced(owner: Any, name: str, method: Any) -> Iterator[None]:
+    """In the block, the object has this method; afterwards what it had, of its own or of its class.
+
+    FSDP 2 gives a model a `generate` of its own, which gathers its weights.
+    """
+    own = vars(owner).get(name)
+    setattr(owner, name, method)
+    try:
+        yield
+    finally:
+        delattr(owner, name)
+        if own is not None:
+            setattr(owner, name, own)
+
+
+@contextmanager
 def recorded_generate(model: Any, log_rho: float, temperature: float) -> Iterator[list[Tensor]]:
     """In the block, each call of `model.generate` adds its tokens' log π'^mp, float32 [N, T], to the list."""
     plain, found = model.generate, list[Tensor]()
@@ -57,11 +73,8 @@ def recorded_generate(model: Any, log_rho: float, temperature: float) -> Iterato
         found.append(recorder.finish(tokens_NL))
         return tokens_NL
 
-    model.generate = generate
-    try:
+    with replaced(model, "generate", generate):
         yield found
-    finally:
-        del model.generate
 
 
 @contextmanager
@@ -78,8 +91,5 @@ def recorded_vllm(engine: Any) -> Iterator[list[list[list[float]]]]:
         return result
 
     engine.logprobs = 0  # the sampled token's alone
-    engine.generate = generate
-    try:
+    with replaced(engine, "generate", generate):
         yield found
-    finally:
-        del engine.generate

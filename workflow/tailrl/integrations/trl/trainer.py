@@ -18,7 +18,7 @@ from tailrl.integrations.trl.checks import check_settings, check_trainer
 from tailrl.integrations.trl.head import NOT_SCORED, language_model, score_constrained
 from tailrl.integrations.trl.sampler import recorded_generate, recorded_vllm
 from tailrl.objective.corrections import Weights
-from tailrl.objective.diagnostics import log_ratio_metrics
+from tailrl.objective.diagnostics import loss_metrics
 from tailrl.objective.loss import surrogate
 from tailrl.objective.safe_set import TokenLogprobs
 from tailrl.runtime.errors import NumericalError
@@ -191,18 +191,8 @@ class DVPMixin:
         over its calls of the loss.
         """
         trainer = cast(Any, self)
-        outside_T = before_T.isneginf()
-        ratios = log_ratio_metrics(before_T, infer_T, sequence_T, len(weights.raw_N), outside_T)
-        values: dict[str, Any] = {
-            keys.KEPT_MASS_TRAIN: kept_T.exp().mean(),
-            keys.OUTSIDE: outside_T.float().mean(),
-            keys.OUTSIDE_COUNT: outside_T.float().sum(),
-            keys.K3_MASKED: ratios["k3_kl"],
-            keys.WEIGHT_USED: weights.used_N.mean(),
-            keys.REJECTED: weights.rejected_N.float().mean(),
-            keys.VETOED: weights.vetoed_N.float().mean(),
-        }
-        own = torch.tensor([float(value) for value in values.values()], device=infer_T.device)
+        values = loss_metrics(before_T, kept_T, infer_T, sequence_T, weights)
+        own = torch.tensor(list(values.values()), device=infer_T.device)
         all_RK = trainer.accelerator.gather(own[None])
         mode = "train" if trainer.model.training else "eval"
         for name, values_R in zip(values, all_RK.unbind(1), strict=True):

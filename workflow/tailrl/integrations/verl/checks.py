@@ -7,6 +7,12 @@ from tailrl.integrations.verl.settings import Plugin
 from tailrl.runtime.errors import StudyError
 
 ENGINES = ("fsdp", "fsdp2")
+OTHER_ENGINES = {
+    "megatron": "it splits the vocabulary over ranks, and a safe set needs the largest logit of all of them",
+    "automodel": "it scores in a module of its own, which runs on GPUs alone: DVP was never tried there",
+    "torchtitan": "it scores in a module of its own, which runs on GPUs alone: DVP was never tried there",
+    "veomni": "it scores in a module of its own, which runs on GPUs alone: DVP was never tried there",
+}
 # Each token has a term of its own, which a mask takes out. Other losses have one ratio a response, or compare tokens.
 LOSSES = ("vanilla", "dppo_tv", "dppo_kl", "sapo", "gpg", "cispo")
 
@@ -63,8 +69,8 @@ def _problems_of_scores(config: Any) -> Iterator[str]:
     """Engines and kernels that compute log-probs where the plugin cannot prune them."""
     actor, model = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
     if actor.strategy not in ENGINES:
-        why = "splits the vocabulary over ranks" if actor.strategy == "megatron" else "has scores of its own"
-        yield f"actor_rollout_ref.actor.strategy={actor.strategy}: DVP needs fsdp or fsdp2: this engine {why}"
+        why = OTHER_ENGINES.get(actor.strategy, "it is not known")
+        yield f"actor_rollout_ref.actor.strategy={actor.strategy}: DVP needs fsdp or fsdp2: {why}"
     if model.get("use_fused_kernels"):
         yield "set actor_rollout_ref.model.use_fused_kernels=false: fused kernels score without the plugin"
     if (config.get("distillation") or {}).get("enabled"):

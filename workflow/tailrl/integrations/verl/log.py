@@ -1,14 +1,18 @@
 """A batch of verl as rows of the plain schema (docs/how-to/log-schema.md), and files of them."""
 
 import json
+import math
 import random
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
+from tailrl.diagnosis.log import Log as Packed
+from tailrl.diagnosis.log import LoggedRow, pack
 from tailrl.integrations.verl.settings import Log
 from tailrl.runtime.errors import StudyError, writing
 
@@ -61,6 +65,33 @@ def rows(batch: Batch, indices: Sequence[int], step: int) -> Iterator[dict[str, 
         row["advantage"] = [None if value != value else value for value in batch.advantages[i].tolist()]  # NaN
         row |= {name: values[i] for name, values in batch.rows.items()}
         yield row | {"step": step, "reward": batch.rewards[i], "framework": "verl"}
+
+
+def packed(batch: Batch, indices: Sequence[int], step: int) -> Packed:
+    """The same responses as `tailrl diagnose` reads them: tokens whose mask is not 0."""
+
+    def kept(values: Sequence[Tensor], i: int) -> np.ndarray[Any, Any]:
+        return values[i][batch.masks[i].bool()].double().numpy()
+
+    def number(name: str, i: int) -> float:
+        value = batch.rows[name][i] if name in batch.rows else None
+        return math.nan if value is None else float(value)
+
+    return pack(
+        [
+            LoggedRow(
+                where=f"step {step}, response {i}",
+                sampler_T=kept(batch.columns[TOKENS["sampler_logprobs"]], i),
+                trainer_T=kept(batch.columns[TOKENS["trainer_logprobs"]], i),
+                token_T=kept(batch.columns["responses"], i).astype(np.int64),
+                advantage_T=kept(batch.advantages, i),
+                step=step,
+                version=number("version", i),
+                reward=batch.rewards[i],
+            )
+            for i in indices
+        ]
+    )
 
 
 def write(table: Sequence[dict[str, Any]], settings: Log, name: str) -> Path:

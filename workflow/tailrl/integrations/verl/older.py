@@ -15,8 +15,8 @@ def check(trainer: Any) -> Log | None:
     if trainer.config.get("tailrl") is None:
         return None
     settings = settings_of(trainer.config)
-    if settings.dvp or settings.log is None:
-        raise StudyError("tailrl: DVP needs verl's present trainers: set trainer.use_v1=true")
+    if settings.dvp or settings.watch or settings.log is None:
+        raise StudyError("tailrl: DVP and alarms need verl's present trainers: set trainer.use_v1=true")
     check_run(trainer.config, settings)
     if not trainer.config.trainer.get("rollout_data_dir"):
         raise StudyError(

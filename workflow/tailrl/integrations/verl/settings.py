@@ -34,15 +34,15 @@ class Plugin(Settings):
 
     dvp: Dvp | None = None
     log: Log | None = None
+    watch: bool = Field(False, description="the alarms of `tailrl watch` and its table by lag, in verl's metrics")
 
     @property
     def words(self) -> str:
         """What is on, for the line at a run's start."""
         dvp = f"DVP with ln ρ = {self.dvp.log_rho:g}" if self.dvp else "no DVP"
         log = self.log
-        return f"{dvp}, " + (
-            f"{log.responses} responses of each {log.every}. step logged in {log.folder}" if log else "no log"
-        )
+        logged = f"{log.responses} responses of each {log.every}. step logged in {log.folder}" if log else "no log"
+        return f"{dvp}, {logged}, {'alarms' if self.watch else 'no alarms'}"
 
 
 def read_settings(given: Mapping[str, Any] | None) -> Plugin:
@@ -54,6 +54,6 @@ def read_settings(given: Mapping[str, Any] | None) -> Plugin:
     if settings == Plugin():
         raise StudyError(
             "tailrl: trainer.v1.trainer_mode names this plugin, and nothing is asked of it: add "
-            "+tailrl.dvp.log_rho=-13 or +tailrl.log.folder=FOLDER"
+            "+tailrl.dvp.log_rho=-13, +tailrl.log.folder=FOLDER or +tailrl.watch=true"
         )
     return settings

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from tailrl.integrations.verl import log
+from tailrl.integrations.verl.alarms import Watching
 from tailrl.integrations.verl.checks import check_run
 from tailrl.integrations.verl.scores import FILL
 from tailrl.integrations.verl.settings import Log, Plugin, read_settings
@@ -38,6 +39,7 @@ class TrainerMixin:
         config.trainer.v1.trainer_mode = self.mode
         super().__init__(config)  # type: ignore[call-arg]
         self._said_size = False
+        self._watching = Watching() if self.asked.watch else None
         print(f"tailrl: {type(self).__name__}: {self.asked.words}; {versions()}", flush=True)
 
     def init(self) -> None:
@@ -72,13 +74,30 @@ class TrainerMixin:
             _leave_out(batch, before)
             metrics |= measures(before, real)
         trainer: Any = self
-        if self.asked.log and trainer.global_steps % self.asked.log.every == 0:
-            self._log(self.asked.log, batch, before, real)
+        step = trainer.global_steps
+        logs = self.asked.log if self.asked.log and step % self.asked.log.every == 0 else None
+        if logs or self._watching:
+            responses = self._responses(batch, before)
+            if logs:
+                self._log(logs, responses, real)
+            if self._watching:
+                self._watching.add(responses, real, step)
         return batch
 
-    def _log(self, settings: Log, batch: Any, before: Mapping[str, list[Tensor]], real: list[int]) -> None:
+    def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *rest: Any, **named: Any) -> Any:
+        """verl's metrics of a step that is over; with the alarms, judges it."""
+        computed = super()._compute_metrics(batch, metrics, *rest, **named)  # type: ignore[misc]
+        if self._watching:
+            trainer: Any = self
+            values, lines = self._watching.end(trainer.global_steps, metrics)
+            metrics |= values
+            for line in lines:
+                print(f"tailrl: {line}", flush=True)
+        return computed
+
+    def _responses(self, batch: Any, before: Mapping[str, list[Tensor]]) -> log.Batch:
+        """The batch's responses: masks and log-probs of before a rejection, advantages and rewards of after."""
         trainer: Any = self
-        step = trainer.global_steps
         fields = ["prompts", "responses", "response_mask", "advantages", "rm_scores", "data_source", SIZE, TOP]
         after = _read(batch, fields)
         log.require(after, fields[:5])
@@ -96,7 +115,7 @@ class TrainerMixin:
         }
         if "data_source" in after:
             rows["data_source"] = [str(source) for source in after["data_source"]]
-        logged = log.Batch(
+        return log.Batch(
             columns={**before, "prompts": after["prompts"], "responses": after["responses"]},
             masks=masks,
             rewards=[scores_T.sum().item() for scores_T in after["rm_scores"]],
@@ -104,7 +123,11 @@ class TrainerMixin:
             extra={name: _of_response(after[key], before) for key, name in COLUMNS.items() if key in after},
             rows=rows,
         )
-        table = list(log.rows(logged, log.chosen(step, real, settings.responses), step))
+
+    def _log(self, settings: Log, responses: log.Batch, real: list[int]) -> None:
+        trainer: Any = self
+        step = trainer.global_steps
+        table = list(log.rows(responses, log.chosen(step, real, settings.responses), step))
         several = trainer.parameter_sync_step > 1
         path = log.write(table, settings, f"{step}_{trainer.local_trigger_step}" if several else f"{step}")
         if not self._said_size:
@@ -133,7 +156,7 @@ def _read(batch: Any, fields: list[str]) -> dict[str, list[Any]]:
     columns = {}
     for name in fields:
         if name in data.keys():  # noqa: SIM118 a TensorDict is no dictionary
-            values = data[name]
+            values = data.get(name)  # of words, `data[name]` is a list or not, by the version of tensordict
             columns[name] = list(values.unbind()) if isinstance(values, Tensor) else values.tolist()
     return columns
 

@@ -24,6 +24,8 @@ from torch import Tensor
 
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.objective.advantages import ESTIMATORS, STEP_WIDE
+from tailrl.runtime.errors import StudyError
+from tailrl.runtime.import_path import is_import_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,8 @@ def magnitude_table(estimator: str, members: int) -> FloatArray:
     Raises:
         ValueError: an advantage whose sign does not follow from its reward, as this module assumes.
     """
+    if is_import_path(estimator):
+        raise StudyError(f"estimator: {estimator}: the gradients' page knows {', '.join(ESTIMATORS)} alone")
     table_RM = np.empty((2, members))
     for reward in (0, 1):
         for right in range(members):

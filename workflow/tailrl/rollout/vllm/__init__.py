@@ -1,4 +1,4 @@
-"""vLLM as the rollout engine. Only engine, experts, processors and quantization import vLLM itself."""
+"""vLLM as the rollout engine. Only engine, experts, layers, processors and quantization import vLLM itself."""
 
 import os
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from vllm import LLM, SamplingParams, TokensPrompt
@@ -14,9 +15,11 @@ from tailrl.runtime.errors import StudyError, reason
 class LayersExtension:
     """Methods added to vLLM's worker."""
 
+    model_runner: Any
+
     def start_recording(self) -> None:
         """From now on the worker keeps what its model's layers give."""
-        self.recording = recorded(self.model_runner.get_model())  # type: ignore[attr-defined]
+        self.recording = recorded(self.model_runner.get_model())
         self.outputs = self.recording.__enter__()
 
     def take_outputs(self) -> Outputs:
@@ -51,11 +54,16 @@ def engine_outputs(folder: Path, sequences: Sequence[Sequence[int]], dtype: str)
         )
     except (OSError, ValueError, RuntimeError, AssertionError) as error:
         raise StudyError(f"{folder}: vLLM could not start with this policy: {reason(error)}") from error
-    engine.collective_rpc("start_recording")
+    try:
+        engine.collective_rpc("start_recording")
+        return [_outputs(engine, ids) for ids in sequences]
+    finally:
+        engine.llm_engine.engine_core.shutdown()
+
+
+def _outputs(engine: LLM, ids: Sequence[int]) -> Outputs:
     once = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, detokenize=False)
-    found = []
-    for ids in sequences:
-        engine.generate([TokensPrompt(prompt_token_ids=list(ids))], once, use_tqdm=False)
-        [outputs] = engine.collective_rpc("take_outputs")
-        found.append(outputs)
-    return found
+    engine.generate([TokensPrompt(prompt_token_ids=list(ids))], once, use_tqdm=False)
+    [outputs] = engine.collective_rpc("take_outputs")
+    # A step that was scheduled ahead may have run one token more.
+    return {name: rows_PH[: len(ids)] for name, rows_PH in outputs.items()}
