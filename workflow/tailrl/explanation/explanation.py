@@ -409,7 +409,7 @@ def _of_sample(bench: _Bench, sample: Laboratory, findings: Sequence[Finding]) -
     scale_T = _scale(sample, rounding)
     steps = _by_step(sample)
     found = list(findings)
-    sides = {}
+    sides: dict[str, Side] = {}
     for side in SIDES:
         place = _place(side, sample, rounding)
         found += [place] if place else []

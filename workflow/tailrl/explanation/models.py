@@ -107,7 +107,8 @@ def _stored(weight_OI: Tensor, kind: str, group: int | None) -> Tensor:
     grouped_OGN = weight_OI.bfloat16().view(len(weight_OI), -1, group or weight_OI.shape[-1])
     scale_OG1 = (grouped_OGN.abs().amax(-1, keepdim=True) / ((2**bits - 1) / 2)).clamp(min=1e-12)
     level_OGN = (grouped_OGN / scale_OG1).round().clamp(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
-    return (level_OGN.float() * scale_OG1.float()).view(weight_OI.shape).to(weight_OI.dtype)
+    rounded_OI: Tensor = (level_OGN.float() * scale_OG1.float()).view(weight_OI.shape).to(weight_OI.dtype)
+    return rounded_OI
 
 
 def cache(model: PreTrainedModel, value: str, context: Context) -> PreTrainedModel:  # noqa: ARG001
