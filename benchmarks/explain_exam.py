@@ -6,6 +6,7 @@ Logs and answers are kept in the work folder: a run that was stopped goes on. `-
 """
 
 import argparse
+import gc
 import json
 import random
 import sys
@@ -19,12 +20,15 @@ import torch
 import yaml
 from exam_tasks import problems
 from safetensors.torch import save_file
-from table import show
+from table import show, write_csv
 from torch import Tensor
 from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
     GenerationConfig,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
+    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     Qwen3Config,
@@ -32,13 +36,12 @@ from transformers import (
 )
 
 from tailrl.config.policy import WarmStart
-from tailrl.config.sampler import SamplerSettings
 from tailrl.explanation.explanation import Explanation, explain
 from tailrl.explanation.page import verdict
 from tailrl.model.forward import PACKED_ATTENTION
-from tailrl.model.policy import load_policy, load_tokenizer, named_weights, save_policy
+from tailrl.model.policy import load_policy, load_tokenizer, save_policy
 from tailrl.model.tokenizer import train_tokenizer
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import StudyError, reason
 from tailrl.runtime.seeding import derive_seed
 from tailrl.training.base_policy import warm_start
 
@@ -50,20 +53,27 @@ TEMPLATE = (
 )
 MAX_LENGTH = 256
 WITHIN = 0.1  # of the dose: the fitted number's error
-QUANTISED = ("int8", "int4", "cache")
+ENGINES = ("vllm", "transformers")
+CACHE = "fp8_e4m3"
+TRAINERS = (
+    "trainer_temperature",
+    "raw",
+)  # kinds in which the trainer divides by a temperature, and the log's sampler not
 RANK = 4
 LESSONS = 3000
 
 
 @dataclass(frozen=True)
 class Case:
-    """One log: a policy, an engine, a kind of fault (clean: none), its dose and a seed."""
+    """One log: a policy, an engine, a kind of fault (clean: none), its dose, its seed, and where these come from."""
 
     policy: str
     engine: str
     kind: str
     dose: float | dict[str, float]
     seed: int
+    plan: int  # the design's seed
+    draw: int
 
     @property
     def name(self) -> str:
@@ -76,17 +86,18 @@ def design() -> dict[str, Any]:
     return found
 
 
-def planned(plan: dict[str, Any]) -> Iterator[Case]:
-    """All cases, drawn by the design's seed."""
+def planned(plan: dict[str, Any], seed: int) -> Iterator[Case]:
+    """All cases of one of the design's seeds."""
     for spec in plan["policies"]:
-        for engine in ("transformers", "vllm"):
-            for entry in plan[engine]:
+        for engine in ENGINES:
+            clean = {"kind": "clean", "draws": plan["clean"][seed]}
+            for entry in [*plan[engine], clean]:
+                if spec["name"] not in entry.get("policies", [spec["name"]]):
+                    continue
                 for draw in range(entry["draws"]):
-                    seed = derive_seed("explain", plan["seed"], spec["name"], engine, entry["kind"], draw) % 2**31
-                    yield Case(spec["name"], engine, entry["kind"], _dose(entry, random.Random(seed)), seed)
-            for draw in range(plan["clean"]):
-                seed = derive_seed("explain", plan["seed"], spec["name"], engine, "clean", draw) % 2**31
-                yield Case(spec["name"], engine, "clean", 0.0, seed)
+                    own = derive_seed("explain", seed, spec["name"], engine, entry["kind"], draw) % 2**31
+                    dose = _dose(entry, random.Random(own)) if entry is not clean else 0.0
+                    yield Case(spec["name"], engine, entry["kind"], dose, own, seed, draw)
 
 
 def _dose(entry: dict[str, Any], rng: random.Random) -> float | dict[str, float]:
@@ -214,6 +225,8 @@ def options_of(case: Case) -> dict[str, float]:
     if isinstance(case.dose, dict):
         return case.dose
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+    if case.kind == "raw":
+        return {"temperature": case.dose}
     return {case.kind: case.dose} if case.kind in names else {}
 
 
@@ -222,16 +235,25 @@ def model_of(case: Case) -> tuple[str, str]:
     return {"other_weights": ("now", "older"), "adapter": ("merged", "now")}.get(case.kind, ("now", "now"))
 
 
+def changed_config(case: Case, folder: Path) -> PretrainedConfig:
+    """The configuration of the sampler's model, in which a plant may have changed a line."""
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    if case.kind == "rope_base":
+        config.rope_parameters["rope_theta"] *= case.dose
+    if case.kind == "window":
+        config.use_sliding_window, config.sliding_window = True, int(case.dose)  # type: ignore[arg-type]
+        config.layer_types = ["sliding_attention"] * config.num_hidden_layers
+    return config
+
+
 @torch.no_grad()
 def sample_transformers(case: Case, folder: Path, read: Sequence[list[int]], longest: int) -> Iterator[dict[str, Any]]:
     """Responses, their log-probs, the largest ones and raw ones, from transformers' own `generate`."""
-    from transformers import AutoModelForCausalLM
-
     torch.manual_seed(case.seed)
     dtype = torch.float32 if case.seed % 3 == 0 else torch.bfloat16
     path = folder / model_of(case)[1]
     model = AutoModelForCausalLM.from_pretrained(
-        path, dtype=dtype, trust_remote_code=False, use_safetensors=True
+        path, config=changed_config(case, path), dtype=dtype, trust_remote_code=False, use_safetensors=True
     ).eval()
     options: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "temperature": 1.0, **options_of(case)}
     options["top_k"] = int(options["top_k"])
@@ -251,26 +273,60 @@ def sample_transformers(case: Case, folder: Path, read: Sequence[list[int]], lon
         yield {"tokens": tokens, "logprobs": logp_T.tolist(), "top": logp_TV.amax(-1).tolist()}
 
 
+@dataclass(frozen=True)
+class Engine:
+    """How a vLLM is started: the folder's name, and what is no option of a request."""
+
+    folder: str
+    dtype: str = "bfloat16"
+    logprobs_mode: str = "processed_logprobs"
+    kv_cache_dtype: str = "auto"
+
+
+def engine_of(case: Case) -> Engine:
+    """The vLLM that a case needs."""
+    if case.kind in ("int8", "int4", "int4_32"):
+        return Engine(case.kind)
+    if case.kind == "cache":
+        return Engine("now", kv_cache_dtype=CACHE)
+    if case.kind == "raw":
+        return Engine("now", logprobs_mode="raw_logprobs")
+    return Engine(model_of(case)[1], "float32" if case.kind == "clean" and case.seed % 3 == 0 else "bfloat16")
+
+
 class Vllm:
-    """One vLLM of one folder, in bfloat16, with processed log-probs."""
+    """One vLLM of one policy."""
 
-    def __init__(self, folder: Path) -> None:
-        from vllm import LLM
+    def __init__(self, policy: Path, engine: Engine) -> None:
+        """Raises StudyError where this processor has no kernel for it."""
+        # The package's import sets vLLM's environment: one process, and 16-bit activations beside int4 weights.
+        from tailrl.rollout.vllm.classes import classes_put_back, give_classes
 
-        self.llm = LLM(
-            model=str(folder),
-            trust_remote_code=False,
-            dtype="bfloat16",
-            max_model_len=MAX_LENGTH,
-            generation_config="vllm",
-            logprobs_mode="processed_logprobs",
-            enforce_eager=True,
-            gpu_memory_utilization=0.1,
-            skip_tokenizer_init=True,
-            disable_log_stats=True,
-        )
+        from vllm import LLM  # isort: skip
 
-    def sample(self, case: Case, read: Sequence[list[int]], longest: int) -> Iterator[dict[str, Any]]:
+        if engine.folder.startswith("int") and not (policy / engine.folder).exists():
+            write_quantised(policy / "now", policy / engine.folder, engine.folder)
+        try:
+            with classes_put_back(load_policy(policy / "now")) as changed:
+                self.llm = LLM(
+                    model=str(policy / engine.folder),
+                    trust_remote_code=False,
+                    dtype=engine.dtype,
+                    kv_cache_dtype=engine.kv_cache_dtype,
+                    max_model_len=MAX_LENGTH,
+                    generation_config="vllm",
+                    logprobs_mode=engine.logprobs_mode,
+                    enforce_eager=True,
+                    gpu_memory_utilization=0.1,
+                    skip_tokenizer_init=True,
+                    disable_log_stats=True,
+                )
+            if changed:
+                self.llm.apply_model(lambda model: give_classes(model, changed))
+        except (OSError, ValueError, RuntimeError, AssertionError, NotImplementedError, KeyError) as error:
+            raise StudyError(f"vLLM does not start: {reason(error)}") from error
+
+    def sample(self, case: Case, work: Path, read: Sequence[list[int]], longest: int) -> Iterator[dict[str, Any]]:
         """Responses and their log-probs."""
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt
@@ -278,6 +334,8 @@ class Vllm:
         options: dict[str, Any] = dict(options_of(case))
         if "top_k" in options:
             options["top_k"] = int(options["top_k"])
+        if case.kind == "generation_config":
+            options = self.defaults_from(work / "generation_config" / case.name, options)
         params = SamplingParams(
             max_tokens=longest, ignore_eos=True, logprobs=0, seed=case.seed, detokenize=False, **options
         )
@@ -287,19 +345,58 @@ class Vllm:
             logprobs = [place[token].logprob for place, token in zip(one.logprobs, tokens, strict=True)]
             yield {"tokens": tokens, "logprobs": logprobs}
 
+    def defaults_from(self, folder: Path, options: dict[str, Any]) -> dict[str, Any]:
+        """The engine's default sampling settings, which it reads from a generation_config.json with these options."""
+        GenerationConfig(do_sample=True, **options).save_pretrained(folder)
+        config = self.llm.llm_engine.model_config
+        config.generation_config = str(folder)
+        found: dict[str, Any] = config.get_diff_sampling_param()
+        config.generation_config = "vllm"
+        return found
 
-def sample_quantised(case: Case, folder: Path, read: Sequence[list[int]], longest: int) -> Iterator[dict[str, Any]]:
-    """Responses of the project's vLLM with few bits; raises StudyError where this processor cannot."""
-    from tailrl.rollout import Decoding, make_sampler
-    from tailrl.rollout.types import Request
 
-    few = {"int8": {"quantization": "int8"}, "int4": {"quantization": "int4"}, "cache": {"kv_cache_dtype": "fp8_e4m3"}}
-    settings = SamplerSettings(engine="vllm", dtype="bfloat16", **few[case.kind])
-    sampler = make_sampler(settings, folder / "now", MAX_LENGTH, seed=0)
-    sampler.load_weights(named_weights(load_policy(folder / "now")))
-    requests = [Request(tuple(ids), case.seed + number, 0.0) for number, ids in enumerate(read)]
-    for rollout in sampler.generate(requests, Decoding(1.0, longest)):
-        yield {"tokens": list(rollout.tokens), "logprobs": rollout.logp_infer_T.tolist()}
+@torch.no_grad()
+def write_quantised(folder: Path, out: Path, kind: str) -> None:
+    """A checkpoint with linear layers in few bits, whose numbers compressed-tensors computes."""
+    from compressed_tensors.compressors.pack_quantized import pack_to_int32
+    from compressed_tensors.quantization import QuantizationArgs
+    from compressed_tensors.quantization.lifecycle.forward import quantize
+    from compressed_tensors.quantization.utils.helpers import calculate_qparams
+
+    bits, group = (8, None) if kind == "int8" else (4, 32 if kind == "int4_32" else None)
+    settings: dict[str, Any] = {"num_bits": bits, "type": "int", "symmetric": True, "dynamic": False}
+    settings |= {"strategy": "group", "group_size": group} if group else {"strategy": "channel"}
+    model, weights = load_policy(folder), {}
+    head = next(name for name, module in model.named_modules() if module is model.get_output_embeddings())
+    linear = {f"{n}.weight" for n, module in model.named_modules() if isinstance(module, torch.nn.Linear) and n != head}
+    for name, exact in model.state_dict().items():
+        weight_OI = exact.to(torch.bfloat16)
+        if name not in linear:
+            weights[name] = weight_OI.contiguous()
+            continue
+        outputs, inputs = weight_OI.shape
+        grouped_OGI = weight_OI.view(outputs, -1, group or inputs)
+        scale_OG, zero_OG = calculate_qparams(grouped_OGI.amin(-1), grouped_OGI.amax(-1), QuantizationArgs(**settings))
+        level_OI = quantize(weight_OI, scale_OG, zero_OG, QuantizationArgs(**settings), dtype=torch.int8)
+        stem = name.removesuffix("weight")
+        weights[f"{stem}weight_scale"] = scale_OG
+        if bits == 8:
+            weights[name] = level_OI
+        else:
+            weights[f"{stem}weight_packed"] = pack_to_int32(level_OI, bits)
+            weights[f"{stem}weight_shape"] = torch.tensor([outputs, inputs])
+    out.mkdir(parents=True)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    activations = settings | {"strategy": "token", "dynamic": True} if bits == 8 else None
+    config["quantization_config"] = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized" if bits == 8 else "pack-quantized",
+        "quantization_status": "compressed",
+        "ignore": [head],
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": settings, "input_activations": activations}},
+    }
+    (out / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    save_file(weights, out / "model.safetensors")
 
 
 @torch.no_grad()
@@ -310,24 +407,19 @@ def trainer_logprobs(model: PreTrainedModel, prompt: list[int], tokens: list[int
     return logp_TV.gather(1, torch.tensor(tokens)[:, None])[:, 0].tolist()
 
 
-def make_log(case: Case, folder: Path, plan: dict[str, Any], file: Path, vllm: dict[str, Vllm]) -> None:
+def make_log(case: Case, folder: Path, plan: dict[str, Any], file: Path, vllm: Vllm | None) -> None:
     """Samples, scores and writes the log of a case."""
-    from transformers import AutoModelForCausalLM
-
     right, read = prompts_of(case, folder, plan)
-    if case.engine == "transformers":
-        sampled = list(sample_transformers(case, folder, read, plan["longest"]))
-    elif case.kind in QUANTISED:
-        sampled = list(sample_quantised(case, folder, read, plan["longest"]))
-    else:
-        path = folder / model_of(case)[1]
-        engine = vllm.setdefault(str(path), Vllm(path)) if str(path) not in vllm else vllm[str(path)]
-        sampled = list(engine.sample(case, read, plan["longest"]))
+    sampled = list(
+        vllm.sample(case, file.parents[1], read, plan["longest"])
+        if vllm
+        else sample_transformers(case, folder, read, plan["longest"])
+    )
     path = folder / model_of(case)[0]
     trainer = AutoModelForCausalLM.from_pretrained(
         path, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
     ).eval()
-    temperature = float(case.dose) if case.kind == "trainer_temperature" else 1.0  # type: ignore[arg-type]
+    temperature = float(case.dose) if case.kind in TRAINERS else 1.0  # type: ignore[arg-type]
     lines = []
     for prompt, one in zip(right, sampled, strict=True):
         column = one["logprobs"]
@@ -359,14 +451,15 @@ RIGHT: dict[str, dict[str, Any]] = {
     "shifted": {"shifted": 1.0},
     "int8": {"int8": "int8"},
     "int4": {"int4": "int4"},
-    "cache": {"cache": "fp8_e4m3"},
+    "int4_32": {"int4": "int4_32"},
+    "cache": {"cache": CACHE},
     "clean": {},
 }
 """The hypotheses that are right of kinds without a drawn dose."""
 
 
 def right_of(case: Case) -> dict[str, Any]:
-    if case.kind == "trainer_temperature":
+    if case.kind in TRAINERS:
         return {"temperature": case.dose}
     if isinstance(case.dose, dict):
         return case.dose
@@ -375,16 +468,19 @@ def right_of(case: Case) -> dict[str, Any]:
 
 def answer(case: Case, folder: Path, file: Path, plan: dict[str, Any]) -> dict[str, Any]:
     """What `tailrl explain` says of the log, and whether it is right."""
-    began = time.perf_counter()
+    began = time.process_time()
     others = [folder / "older"] if case.kind in ("other_weights", "clean") else []
     adapters = [folder / "adapter"] if case.kind == "adapter" else []
     found = explain(str(file), folder / model_of(case)[0], others=others, adapters=adapters, tokens=plan["scored"])
-    side = "trainer" if case.kind == "trainer_temperature" else "sampler"
+    side = "trainer" if case.kind in TRAINERS else "sampler"
     named = {choice.hypothesis.name: choice.value for choice in found.own(side)}
     other_side = {"trainer": "sampler", "sampler": "trainer"}[side]
     right = right_of(case)
-    says = named.keys() == right.keys() and not found.own(other_side)
+    # A fault that the columns are said to show by themselves would be a wrong one: no plant makes any.
+    invented = found.own(other_side) or any(finding.is_fault for finding in found.findings)
+    says = named.keys() == right.keys() and not invented
     return {
+        "seed": case.plan,
         "policy": case.policy,
         "engine": case.engine,
         "kind": case.kind,
@@ -396,14 +492,15 @@ def answer(case: Case, folder: Path, file: Path, plan: dict[str, Any]) -> dict[s
         "before": round(getattr(found, side).before, 5),
         "after": round(getattr(found, side).after, 5),
         "code": found.code,
-        "seconds": round(time.perf_counter() - began, 1),
+        "cpu_seconds": round(time.process_time() - began, 1),
         "verdict": _first(found),
     }
 
 
 def _near(named: Any, right: Any) -> bool:
     if isinstance(right, str) or isinstance(named, str):
-        return bool(named == right)
+        # Bits and group are the number; how a scale is stored is not.
+        return bool(str(named).removesuffix("_weights").removesuffix("_stored") == right)
     return bool(abs(named - right) <= WITHIN * abs(right))
 
 
@@ -421,49 +518,93 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--work", type=Path, default=Path("results/explain_exam"))
     parser.add_argument("--out", type=Path, default=None, help="CSV of all answers that there are")
-    parser.add_argument("--engine", choices=("transformers", "vllm"), action="append")
+    parser.add_argument("--seed", type=int, action="append", help="of the design's seeds; all if not said")
+    parser.add_argument("--engine", choices=ENGINES, action="append")
     parser.add_argument("--policy", action="append")
     parser.add_argument("--kind", action="append")
     parser.add_argument("--clean", type=int, help="clean logs of each policy and engine, fewer than the design's")
-    parser.add_argument("--only-logs", action="store_true")
+    parser.add_argument(
+        "--only", choices=("logs", "answers", "table"), help="make logs, judge those that are there, or neither"
+    )
     arguments = parser.parse_args()
     plan = design()
-    cases = list(planned(plan))
-    vllm: dict[str, Vllm] = {}
-    clean: dict[tuple[str, str], int] = {}
-    for case in cases:
-        if case.kind == "clean":
-            key = case.policy, case.engine
-            clean[key] = clean.get(key, 0) + 1
-            if arguments.clean is not None and clean[key] > arguments.clean:
-                continue
-        chosen = {name: getattr(arguments, name) for name in ("engine", "policy", "kind")}
-        if any(values and getattr(case, name) not in values for name, values in chosen.items()):
-            continue
-        folder = obtain(next(spec for spec in plan["policies"] if spec["name"] == case.policy), arguments.work)
-        log, said = (arguments.work / name / f"{case.name}.json" for name in ("logs", "answers"))
-        log = log.with_suffix(".jsonl")
-        if said.exists():
-            continue
+    every = [case for seed in plan["seeds"] for case in planned(plan, seed)]
+    cases = [case for case in every if _is_chosen(case, arguments)]
+    if arguments.only in (None, "logs"):
+        make_logs(cases, arguments.work, plan)
+    if arguments.only in (None, "answers"):
+        judge(cases, arguments.work, plan)
+    rows = [
+        json.loads(file.read_text(encoding="utf-8"))
+        for case in every
+        if (file := _answer(case, arguments.work)).exists()
+    ]
+    if rows:
+        show(counted(rows), None)
+        if arguments.out:
+            write_csv(rows, arguments.out)
+
+
+def counted(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of each engine and sort of log: how many there are, how many were named, and with the right number."""
+    groups: dict[tuple[int, str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        sort = "clean" if row["kind"] == "clean" else "several settings" if row["several"] else "one fault"
+        groups.setdefault((row["seed"], row["engine"], sort), []).append(row)
+    return [
+        {"seed": seed, "engine": engine, "log": sort, "logs": len(members)}
+        | {name: sum(row[name] for row in members) for name in ("right", "number")}
+        for (seed, engine, sort), members in sorted(groups.items())
+    ]
+
+
+def _is_chosen(case: Case, arguments: argparse.Namespace) -> bool:
+    if case.kind == "clean" and arguments.clean is not None and case.draw >= arguments.clean:
+        return False
+    return all(
+        not (values := getattr(arguments, name)) or getattr(case, attribute) in values
+        for name, attribute in {"seed": "plan", "engine": "engine", "policy": "policy", "kind": "kind"}.items()
+    )
+
+
+def _log(case: Case, work: Path) -> Path:
+    return work / "logs" / f"{case.name}.jsonl"
+
+
+def _answer(case: Case, work: Path) -> Path:
+    return work / "answers" / f"{case.name}.json"
+
+
+def make_logs(cases: Sequence[Case], work: Path, plan: dict[str, Any]) -> None:
+    """The logs that are not there yet; each vLLM starts once."""
+    missing = [case for case in cases if not _log(case, work).exists()]
+    groups: dict[tuple[str, Engine | None], list[Case]] = {}
+    for case in missing:
+        groups.setdefault((case.policy, engine_of(case) if case.engine == "vllm" else None), []).append(case)
+    for (policy, engine), members in groups.items():
+        folder = obtain(next(spec for spec in plan["policies"] if spec["name"] == policy), work)
         try:
-            if not log.exists():
-                make_log(case, folder, plan, log, vllm)
-            if arguments.only_logs:
-                continue
-            row = answer(case, folder, log, plan)
+            vllm = Vllm(folder, engine) if engine else None
+            for case in members:
+                make_log(case, folder, plan, _log(case, work), vllm)
+                print(f"{case.name}: log", file=sys.stderr, flush=True)
         except StudyError as error:
-            print(f"{case.name}: skipped: {error}", file=sys.stderr, flush=True)
+            print(f"{policy}, {members[0].kind}: skipped: {error}", file=sys.stderr, flush=True)
+        vllm = None
+        gc.collect()  # an engine's memory, before the next one starts
+
+
+def judge(cases: Sequence[Case], work: Path, plan: dict[str, Any]) -> None:
+    """Explains the logs that are there and have no answer yet."""
+    for case in cases:
+        file, said = _log(case, work), _answer(case, work)
+        if said.exists() or not file.exists():
             continue
+        folder = obtain(next(spec for spec in plan["policies"] if spec["name"] == case.policy), work)
+        row = answer(case, folder, file, plan)
         said.parent.mkdir(parents=True, exist_ok=True)
         said.write_text(json.dumps(row), encoding="utf-8")
         print(json.dumps(row), file=sys.stderr, flush=True)
-    rows = [
-        json.loads(file.read_text(encoding="utf-8"))
-        for case in cases
-        if (file := arguments.work / "answers" / f"{case.name}.json").exists()
-    ]
-    if rows:
-        show(rows, arguments.out)
 
 
 if __name__ == "__main__":

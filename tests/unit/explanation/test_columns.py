@@ -82,6 +82,15 @@ def test_filled_responses_are_told_and_left_out(fill: float) -> None:
     assert found[0].share == pytest.approx(1 / 6)
 
 
+def test_zeros_of_truncation_are_no_fill() -> None:
+    trainer = noise(6, 1)
+    # A token whose rivals are all cut off has a log-prob of 0; in one response every token is such a one.
+    sampler = [np.where(np.arange(LENGTH) % 2 == 0, 0.0, column_T) for column_T in trainer]
+    sampler[2] = np.zeros(LENGTH)
+    kept, found = inspect(responses(sampler, trainer), [END])
+    assert not found and len(kept) == 6
+
+
 @pytest.mark.parametrize("fill", [0.0, -100.0])
 def test_padding_after_the_end_is_told_and_cut(fill: float) -> None:
     sampler, trainer = noise(4), noise(4, 1)

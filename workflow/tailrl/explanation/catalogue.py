@@ -17,6 +17,12 @@ KINDS: tuple[Kind, ...] = ("inputs", "model", "logits", "record")
 MODULES = {"inputs": "inputs", "model": "models", "logits": "logits", "record": "record"}
 
 Value = float | str
+PARTS = {
+    "logits": ", logits too",
+    "weights": " (weights alone)",
+    "stored": " (weights with the scales of compressed-tensors)",
+}
+"""The words of a format's parts."""
 
 
 class Entry(Record):
@@ -103,12 +109,11 @@ def shown(value: Value) -> str:
     """A number with four digits; of a format its name in words."""
     if isinstance(value, float):
         return f"{value:.4g}"
-    kind, _, rest = value.partition("_")
-    if rest == "logits":
-        return f"{kind}, logits too"
-    if kind == "int4" and rest:
-        return f"{kind} in groups of {rest}"
-    return f"{kind} with a factor of {rest}" if rest.isdigit() else value
+    kind, *rest = value.split("_")
+    if not all(part.isdigit() or part in PARTS for part in rest):
+        return value
+    number = "in groups of" if kind == "int4" else "with a factor of"
+    return kind + "".join(f" {number} {part}" if part.isdigit() else PARTS[part] for part in rest)
 
 
 @cache

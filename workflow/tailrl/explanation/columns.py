@@ -9,6 +9,7 @@ from tailrl.explanation.sequences import Response
 
 FILLS = (0.0, -100.0, 1.0, -1.0, -9999.0)
 LEAST = 4  # tokens of a response that make a fill
+MANY_ZEROS = 0.25  # share of other responses' tokens: so many zeros are log-probs, of tokens that truncation left alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,9 @@ def _without_filled(responses: Sequence[Response], side: str) -> tuple[list[Resp
             fills.append(float(column_T[0]))
         else:
             kept.append(response)
-    if not fills or not kept:
+    zeros = [getattr(response, f"{side}_T") == 0 for response in kept]
+    is_truncated = set(fills) == {0.0} and bool(kept) and np.concatenate(zeros).mean() > MANY_ZEROS
+    if not fills or not kept or is_truncated:
         return list(responses), None
     share = len(fills) / len(responses)
     words = (

@@ -409,10 +409,13 @@ def _of_sample(bench: _Bench, sample: Laboratory, findings: Sequence[Finding]) -
     scale_T = _scale(sample, rounding)
     steps = _by_step(sample)
     found = list(findings)
-    sides = {}
+    sides: dict[str, Side] = {}
     for side in SIDES:
         place = _place(side, sample, rounding)
         found += [place] if place else []
+        if sides and np.array_equal(sample.column("sampler"), sample.column("trainer")):
+            sides[side] = replace(sides["sampler"], side=side)  # a copy has the same answer
+            continue
         sides[side] = _explain_side(side, sample, rounding, scale_T, tested, steps, bool(place))
         if not sides[side].is_explained and any(probabilities(bench.scorer.model)) and (noise := left_on(side, sample)):
             found.append(noise)
@@ -553,6 +556,13 @@ def _explain_side(
         whole = whole.part(chosen)
         court = Court(whole, side, _scale(whole, rounding_here := _rounding_of(whole, tested)))
         rounding, before = rounding_here, court.residual(AS_IT_IS)
+    if (
+        not found.world
+        and len(whole.sequence_T) > len(small.sequence_T)
+        and before > WITHIN_ROUNDING * max(rounding(AS_IT_IS), LEAST_ROUNDING)
+    ):
+        # More than rounding, and few tokens do not tell by what: all of them may.
+        found = search(Court(whole, side, court.scale_T, screen), tested, rounding)
     world, benign = _confirmed(court, found)
     named = {choice.hypothesis.name for choice in world}
     # The answer's own hypotheses, with numbers from fewer tokens, are no others.

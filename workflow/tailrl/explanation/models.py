@@ -82,17 +82,33 @@ def _to_float(_: nn.Module, __: tuple[Tensor, ...], outputs: tuple[Tensor, ...])
 
 
 def quantized(model: PreTrainedModel, value: str, context: Context) -> PreTrainedModel | None:  # noqa: ARG001
-    """Linear layers in few bits: int8, fp8, int4, or int4_N with N inputs to a scale."""
-    kind, _, group = value.partition("_")
-    settings = SamplerSettings(quantization=kind, group_size=int(group) if group else None)
+    """Linear layers in few bits: int8, fp8, int4, or int4_N with N inputs to a scale.
+
+    `_weights`: activations stay. Where they meet another arithmetic, their rounding is noise that none repeats, and the
+    weights' part is what can be predicted. `_stored`: likewise, with scales as compressed-tensors stores them.
+    """
+    kind, *rest = value.split("_")
+    group = next((int(part) for part in rest if part.isdigit()), None)
+    settings = SamplerSettings(quantization=kind, group_size=group)
     names = projections(model)
     for name, weight in model.named_parameters():
         if name in names:
-            if group and weight.shape[-1] % int(group):
+            if group and weight.shape[-1] % group:
                 return None
-            weight.copy_(rounded_weight(weight, settings))
-    round_activations(model, settings)
+            weight.copy_(_stored(weight, kind, group) if "stored" in rest else rounded_weight(weight, settings))
+    if not {"weights", "stored"} & {*rest}:
+        round_activations(model, settings)
     return model
+
+
+def _stored(weight_OI: Tensor, kind: str, group: int | None) -> Tensor:
+    """A weight as compressed-tensors stores one in bfloat16: a scale is the largest number over half the range."""
+    bits = int(kind.removeprefix("int"))
+    grouped_OGN = weight_OI.bfloat16().view(len(weight_OI), -1, group or weight_OI.shape[-1])
+    scale_OG1 = (grouped_OGN.abs().amax(-1, keepdim=True) / ((2**bits - 1) / 2)).clamp(min=1e-12)
+    level_OGN = (grouped_OGN / scale_OG1).round().clamp(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    rounded_OI: Tensor = (level_OGN.float() * scale_OG1.float()).view(weight_OI.shape).to(weight_OI.dtype)
+    return rounded_OI
 
 
 def cache(model: PreTrainedModel, value: str, context: Context) -> PreTrainedModel:  # noqa: ARG001

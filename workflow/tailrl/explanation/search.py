@@ -22,6 +22,7 @@ AS_IT_IS: World = ()
 HOPEFUL = 1.0  # standard errors by which a world must be better on the screen's few tokens
 MOST_HOPEFUL = 6  # worlds that need a forward and are tried on more tokens
 CLEAR = 4.0  # standard errors by which a hypothesis must be better
+WORSE = -4.0  # likewise, below which its number is not fitted: between such numbers none is better
 LEAST_GAIN = 0.08  # share of the mean absolute difference that it must explain
 LEAST_SCALE = 2e-4  # nats: no column is exact to less, as logs have five decimals
 LEAST_SHARE = 0.5  # tokens of which a hypothesis must say something
@@ -284,7 +285,7 @@ def search(court: Court, hypotheses: Sequence[Hypothesis], rounding: Callable[[W
         tried = list(_tried(court, world, reference, [h for h in others if not h.entry.needs_forward]))
         if not world and (joint := _joint(court, others)):
             tried += [found for found in [court.judge(_pruned(court, _refitted(court, joint)), against)] if found]
-        if world:
+        if world and court.residual(against) > ENOUGH * rounding(world):
             # Numbers that were fitted alone make up for what is missing: the best are judged with all numbers fitted.
             best_first = sorted(tried, key=lambda one: one.loss)[:MOST_REFITTED]
             again = [court.judge(_refitted(court, one.world), against) for one in best_first]
@@ -346,7 +347,7 @@ def _tried(court: Court, world: World, reference: World, hypotheses: Sequence[Hy
             continue
         best = min(judged, key=lambda one: one.loss)
         choice = next(choice for choice in best.world if choice.hypothesis.name == hypothesis.name)
-        if entry.fit and (not entry.needs_forward or _is_better(court, best, against)):
+        if entry.fit and (best.clear > WORSE if not entry.needs_forward else _is_better(court, best, against)):
             fitted = court.fitted(world, choice, MOST_FORWARDS if entry.needs_forward else MOST_FITS)
             best = court.judge(ordered([*world, fitted]), against) or best
         yield best
