@@ -26,8 +26,8 @@ from tailrl.runtime.errors import StudyError
         ({"policy": {"source": "pretrained", "path": "/", "layers": 2}}, "policy.layers is not a known key"),
         (
             {"task": {"name": "arithmetics"}},
-            "task.name: must be one of aime25, arithmetic, chain, dapo_math, words (given: 'arithmetics') (did you "
-            "mean 'arithmetic'?)",
+            "task.name: must be one of aime25, arithmetic, chain, dapo_math, lm_eval, words (given: 'arithmetics') "
+            "(did you mean 'arithmetic'?)",
         ),
         ({"policy": None}, "policy: must be a block whose source is one of pretrained, scratch (given: null)"),
         (

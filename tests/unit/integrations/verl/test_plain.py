@@ -25,7 +25,7 @@ from tailrl.runtime.errors import StudyError
 def test_settings_are_read_and_say_what_is_on() -> None:
     settings = read_settings({"dvp": {"log_rho": -13}, "log": {"folder": "tokens", "every": 10}})
     assert settings == Plugin(dvp=Dvp(log_rho=-13.0), log=Log(folder="tokens", every=10))
-    assert settings.words == "DVP with ln ρ = -13, 64 responses of each 10. step logged in tokens"
+    assert settings.words == "DVP with ln ρ = -13, 64 responses of each 10. step logged in tokens, no alarms"
     assert read_settings({"log": {"folder": "x"}}).words.startswith("no DVP, ")
 
 
