@@ -4,6 +4,8 @@ vLLM's layers for a CPU pack their weights once, and then have no loader: TRL's 
 ends in vllm/model_executor/layers/linear.py with "no attribute 'weight_loader'". Here vLLM reloads all of them instead.
 """
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,15 @@ import tailrl.rollout.vllm  # noqa: F401 - the environment that vLLM reads
 from tailrl.integrations.trl import Correction, with_doctor
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm]
+
+
+@pytest.fixture(autouse=True)
+def _own_environment() -> Iterator[None]:
+    """TRL tells vLLM the rank by the process's environment; later tests must not inherit it."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
 
 
 @pytest.fixture
