@@ -169,7 +169,8 @@ def test_its_metrics_say_that_it_acts(trained: Path) -> None:
         assert ours["dvp/sampled_outside_train_support_fraction"] <= 0.02
         assert 0 <= ours["rollout_corr/k3_kl"] < 1e-6
         assert ours["alarms"] == 0 and ours["lag/0/responses"] == PROMPTS * SAMPLES
-        assert metrics["actor/grad_norm"] > 0
+    # The rewards of a step may all be equal, which leaves no gradient.
+    assert max(metrics["actor/grad_norm"] for metrics in steps.values()) > 0
     output = (trained / "output.txt").read_text()
     assert "tailrl: TailrlPPOTrainerSync: DVP with ln ρ = -3" in output
     assert "tailrl: DVP with ln ρ = -3 in FSDPEngineWithLMHead" in output

@@ -261,7 +261,7 @@ def with_mismatch(name: str, nats: float, lags: int) -> tuple[Any, np.ndarray]:
         "old_log_probs": jagged(train.tolist()),
         "rm_scores": jagged([[0.0] * 7 + [float(i % 2)] for i in range(16)]),
         "uid": NonTensorStack(*(f"{i // 4}" for i in range(16))),
-        "num_turns": torch.full((16,), 2),
+        "num_turns": NonTensorStack(*[2] * 16),
     }
     step = int(name)
     tags = [{"is_padding": False, "min_global_steps": step - 1 - lags, "max_global_steps": step - 1} for _ in range(16)]
