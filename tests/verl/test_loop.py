@@ -157,7 +157,7 @@ def test_its_log_is_of_both_sides_own_sets(trained: Path) -> None:
         trainer_T, sampler_T = (torch.tensor(row[f"{side}_logprobs"])[inside] for side in ("trainer", "sampler"))
         apart.append((trainer_T - sampler_T).abs())
         moved.append((trainer_T - in_float64(trained / "policy", row).logp_T[inside]).abs())
-    assert torch.cat(moved).median() > 100 * torch.cat(apart).median()
+    assert torch.cat(moved).mean() > 100 * torch.cat(apart).mean()
 
 
 def test_its_metrics_say_that_it_acts(trained: Path) -> None:

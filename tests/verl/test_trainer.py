@@ -266,7 +266,7 @@ def with_mismatch(name: str, nats: float, lags: int) -> tuple[Any, np.ndarray]:
     step = int(name)
     tags = [{"is_padding": False, "min_global_steps": step - 1 - lags, "max_global_steps": step - 1} for _ in range(16)]
     keys = [f"watched{name}_{i}_0" for i in range(16)]
-    batch = tq.kv_batch_put(keys=keys, partition_id="train", fields=TensorDict(fields, batch_size=16), tags=tags)
+    batch = tq.kv_batch_put(keys=keys, partition_id="watched", fields=TensorDict(fields, batch_size=16), tags=tags)
     return batch, train.astype(np.float64) - infer
 
 
