@@ -10,7 +10,8 @@ from typing import Any, Literal
 import yaml
 
 from tailrl.artifacts.files import Record
-from tailrl.runtime.errors import StudyError, reason
+from tailrl.runtime.errors import StudyError
+from tailrl.runtime.import_path import is_import_path, named
 
 Kind = Literal["inputs", "model", "logits", "record"]
 KINDS: tuple[Kind, ...] = ("inputs", "model", "logits", "record")
@@ -132,13 +133,12 @@ def imported(paths: Sequence[str]) -> tuple[Hypothesis, ...]:
     """A user's own hypotheses, each by `package.module:name`; raises StudyError where there is none."""
     found = []
     for path in paths:
-        module, separator, name = path.partition(":")
-        if not separator:
+        if not is_import_path(path):
             raise StudyError(f"--hypothesis {path}: write it as package.module:name")
         try:
-            hypothesis = getattr(import_module(module), name)
-        except Exception as error:  # a module of a user's may fail in any way
-            raise StudyError(f"--hypothesis {path}: cannot be imported: {reason(error)}") from None
+            hypothesis = named(path)
+        except StudyError as error:
+            raise StudyError(f"--hypothesis {error}") from None
         if not isinstance(hypothesis, Hypothesis):
             raise StudyError(f"--hypothesis {path}: is no tailrl.explanation.catalogue.Hypothesis")
         found.append(hypothesis)

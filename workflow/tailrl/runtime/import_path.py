@@ -37,6 +37,19 @@ def imported(path: str) -> Callable[..., Any]:
     Raises:
         StudyError: the module cannot be imported, or has no such function.
     """
+    function = named(path)
+    if not callable(function):
+        module_name, _, name = path.partition(":")
+        raise StudyError(f"{path}: {module_name} has no function {name}")
+    return function  # type: ignore[no-any-return]
+
+
+def named(path: str) -> Any:
+    """What an import path names; None where its module has no such name.
+
+    Raises:
+        StudyError: the module cannot be imported.
+    """
     module_name, _, name = path.partition(":")
     before = list(sys.path)
     sys.path[:] = _places()
@@ -46,10 +59,7 @@ def imported(path: str) -> Callable[..., Any]:
         raise StudyError(f"{path}: {module_name} cannot be imported: {reason(error)}") from error
     finally:
         sys.path[:] = before
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise StudyError(f"{path}: {module_name} has no function {name}")
-    return function  # type: ignore[no-any-return]
+    return getattr(module, name, None)
 
 
 def called(path: str, *arguments: Any, **named: Any) -> Any:

@@ -2,9 +2,10 @@
 
 import atexit
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import cache
+from typing import Any
 
 from tailrl.runtime.errors import StudyError, one_line, say
 from tailrl.runtime.import_path import called, imported, is_import_path
@@ -40,16 +41,13 @@ def reward_of(response: str, problem: Problem) -> float:
     if not is_import_path(path):
         return score(response, problem.answer, path)
     row = {name: value for name, value in asdict(problem).items() if name != "compared"}
-    names = inspect.signature(imported(path)).parameters
-    if "solution_str" in names:
+    parameters = inspect.signature(imported(path)).parameters
+    if "solution_str" in parameters:
         verl = {"data_source": "tailrl", "solution_str": response, "ground_truth": problem.answer, "extra_info": row}
-        every = any(one.kind is one.VAR_KEYWORD for one in names.values())
-        value = called(path, **{name: given for name, given in verl.items() if every or name in names})
-    elif "completions" in names:
+        value = called(path, **_taken(parameters, verl))
+    elif "completions" in parameters:
         columns = {name: [given] for name, given in row.items() if name != "prompt"}
-        every = any(one.kind is one.VAR_KEYWORD for one in names.values())
-        columns = {name: given for name, given in columns.items() if every or name in names}
-        value = called(path, prompts=[row["prompt"]], completions=[response], **columns)
+        value = called(path, prompts=[row["prompt"]], completions=[response], **_taken(parameters, columns))
         value = value[0] if isinstance(value, list) and len(value) == 1 else value
     else:
         value = called(path, problem.prompt, response, row)
@@ -59,6 +57,12 @@ def reward_of(response: str, problem: Problem) -> float:
             f"{path}: problem {problem.id}: the reward must be a number from 0 to 1, not {one_line(repr(value))}"
         )
     return float(value)
+
+
+def _taken(parameters: Mapping[str, inspect.Parameter], named: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the arguments that a function with these parameters takes."""
+    every = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    return {name: value for name, value in named.items() if every or name in parameters}
 
 
 def same_math(boxed: str, answer: str) -> bool:
