@@ -30,32 +30,35 @@ ADD = $(VENV)/bin/python envs/install.py
 # Each build would print that the theme has a successor: docs/decisions/0078-documentation-site.md.
 docs docs-serve: export NO_MKDOCS_2_WARNING = 1
 
-STUDIES := $(sort $(patsubst studies/%.yaml,%,$(wildcard studies/*.yaml)))
-# Pages over the parts of a study.
-POOLS := $(shell sed -n 's/^\([a-z0-9_]*\):$$/\1/p' workflow/tailrl/analysis/pools.yaml)
-NAMES := $(STUDIES) ablate_length ablate_domain gradients distributions early_warning overview $(POOLS)
+STUDIES := $(patsubst studies/%.yaml,%,$(sort $(wildcard studies/*.yaml) $(wildcard studies/search/*.yaml)))
+# Pages of the default study, and over all studies.
+PAGES := gradients distributions early_warning overview
 
-.PHONY: $(NAMES) figure1 help venv install reproduce test test-slow slurm peers verl trl chaos planted fuzz bench bench-quick soak families diagnose-exam gpu-check lint publish pages docs docs-serve docs-check format clean
+.PHONY: $(STUDIES) $(PAGES) figure1 help venv install reproduce test test-slow slurm peers verl trl chaos planted fuzz bench bench-quick soak families diagnose-exam gpu-check lint publish pages rulegraph docs docs-serve docs-check format clean
 .DEFAULT_GOAL := help
 
 help:  ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  %-13s %s\n", $$1, $$2}'
-	@echo "  or what \`snakemake --cores all NAME\` makes: figure1 $(NAMES)"
+	@echo "  or a study of studies/: $(STUDIES)"
+	@echo "  or a page: figure1 $(PAGES)"
 
-reproduce: venv  ## compute the study, or go on with it after a crash: tables, figures, report
-	$(IN_VENV) tailrl unlock && snakemake --cores all $(ARGS)
+reproduce: venv  ## compute the study, or go on with it: tables, figures, page
+	$(IN_VENV) snakemake --cores all $(ARGS)
 
 # A test of two threads beside another worker: a thread that waits leaves its core to the others, or a minute takes ten.
 TWO_WORKERS = $(IN_VENV) OMP_WAIT_POLICY=passive pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-# A study of studies/ by its name, studies side by side, or what takes no study's training.
-$(NAMES): venv
-	$(IN_VENV) tailrl unlock && snakemake --cores all $@ $(ARGS)
+# A study with its ablations.
+$(STUDIES): venv
+	$(IN_VENV) snakemake --cores all all ablations --configfile studies/$@.yaml $(ARGS)
+
+$(PAGES): venv
+	$(IN_VENV) snakemake --cores all $@ $(ARGS)
 
 # The paper's Figure 1, from its study: what it will take, then all of it.
 figure1: venv
-	$(IN_VENV) tailrl plan studies/paper.yaml --gpus $(GPUS) --memory $(MEMORY) && tailrl unlock && \
-		snakemake --cores all figure1 --set-resources train:ranks=$(GPUS) evaluate:ranks=$(GPUS) $(ARGS)
+	$(IN_VENV) tailrl plan studies/paper.yaml --gpus $(GPUS) --memory $(MEMORY) && \
+		snakemake --cores all figure1 --configfile studies/paper.yaml --set-resources train:ranks=$(GPUS) evaluate:ranks=$(GPUS) $(ARGS)
 
 # A process on each core, which take file after file; the tiny study and the workflow's tests, the longest, go first.
 test: venv  ## the tests, one tiny whole study among them: five minutes
@@ -138,6 +141,11 @@ publish: venv  ## copy a study that has run into docs/results, and make anew wha
 pages: venv  ## write what is made of the docs: findings, figures, performance, lists and tables
 	$(IN_VENV) export PYTHONPATH=docs/code && python -m findings.pages && python -m performance && python -m performance_figures && python -m sizes && python -m model_families_table && python -m decisions && \
 		PYTHONPATH=docs/code:tests/fixtures python tests/chaos/chaos_tables.py
+
+rulegraph: venv  ## the rules as a picture, docs/assets/rulegraph.svg; needs dot, of Graphviz
+	$(IN_VENV) snakemake all ablations distributions gradients --rulegraph dot | \
+		sed 's/bgcolor=white/bgcolor=transparent, rankdir=LR/; s/style="rounded"/style="rounded,filled", fillcolor=white/' | \
+		dot -Tsvg > docs/assets/rulegraph.svg
 
 docs: venv  ## build the documentation site into site/; a broken link, anchor or formula ends it
 	$(ADD) envs/docs.txt

@@ -71,8 +71,8 @@ PHASES = (*keys.PHASES, "step")
 
 
 def small_study() -> Study:
-    """The arms of SMALL with all else as in studies/causes_1.yaml."""
-    base = read_config(ROOT / "studies/causes_1.yaml")
+    """The arms of SMALL with all else as in studies/causes.yaml."""
+    base = read_config(ROOT / "studies/causes.yaml")
     return parse_study({**base, "name": "gpu_small", "arms": SMALL})
 
 

@@ -1,4 +1,4 @@
-"""Publishes studies that have run from a clean tree: `make publish STUDY=moe`.
+"""Publishes studies that have run from a clean tree: `make publish STUDY=moe`, or a part of one, STUDY=causes/1.
 
 Their files are copied from results/ into docs/results/. The digest of each study's file, the pages over the parts of a
 study, the page of claims and all that `make pages` writes are made anew.
@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from findings.lookups import RESULTS, ROOT, settings_of
-from tailrl.analysis.pools import pools
 from tailrl.artifacts.tables import read_csv, write_csv
 from tailrl.report.study import claims_page, read_shown, write_pooled
 from tailrl.runtime.errors import StudyError
@@ -27,18 +26,23 @@ WANTED = (
     # Scores by problem and rewards by step, with which intervals and collapses can be made again.
     *("tables/problems.csv.gz", "tables/rewards.csv.gz", "figures/evaluation.svg", "figures/survival.svg"),
     *("tables/figure1.csv", "figures/figure1.svg"),  # scores on the way, of a study that keeps snapshots
-    *("ablations/*", "across*"),
+    "ablations/*",
     *(f"distributions/*.{kind}" for kind in ("csv", "csv.gz", "md", "svg")),
 )
 """What is published of a study where it is there; no HTML, which holds what the others do."""
 OWN_FOLDER = "distributions"
 """Its files keep their folder, since they have names of the study's own files."""
+PAGES = {"endpoint", "makes", "parts", "pooled"}
+"""Settings of a study's pages."""
 DIGESTS = "studies.csv"
 """The digest of every published study's settings, which do not change any more."""
 
 
 def publish(study: str, results: Path, published: Path) -> list[Path]:
-    """Copies a study's files into one folder, over those before; returns it with the pools that it is part of.
+    """Copies the files of a study or of one of its parts into one folder, over those before.
+
+    Returns:
+        That folder, and that of the page over the study's parts, which is made anew.
 
     Raises:
         StudyError: the study has no report, or its settings are not those that were published.
@@ -51,25 +55,29 @@ def publish(study: str, results: Path, published: Path) -> list[Path]:
         )
     source, out = results / study, published / study
     if not (source / "summary.md").is_file():
-        raise StudyError(f"{source}: no summary.md; `make {study}` runs the study")
+        raise StudyError(f"{source}: no summary.md; `make {study.partition('/')[0]}` runs the study")
     out.mkdir(parents=True, exist_ok=True)
     for path in (path for pattern in WANTED for path in sorted(source.glob(pattern)) if path.suffix != ".html"):
         target = out / OWN_FOLDER if path.parent.name == OWN_FOLDER else out
         target.mkdir(exist_ok=True)
         shutil.copy(path, target)
-    made = [out]
-    for name, pool in pools().items():
-        if study in pool.parts:
-            parts = [published / part for part in pool.parts if (published / part).is_dir()]
-            (published / name).mkdir(exist_ok=True)
-            write_pooled(name, parts, published / name)
-            made.append(published / name)
-    return made
+    whole = settings_of(study.partition("/")[0])
+    names = (whole.pooled.parts or whole.parts) if whole.pooled else ()
+    if study not in [f"{whole.name}/{name}" for name in names]:
+        return [out]
+    page = published / whole.name / "pooled"
+    page.mkdir(exist_ok=True)
+    write_pooled(whole, [folder for name in names if (folder := published / whole.name / name).is_dir()], page)
+    return [out, page]
 
 
 def digest(study: str) -> str:
-    """What the study's file says beyond the defaults, whichever file it stands in, as 16 hexadecimal digits."""
-    settings = settings_of(study).model_dump(mode="json", exclude_defaults=True)
+    """What the study's file says beyond the defaults, whichever file it stands in, as 16 hexadecimal digits.
+
+    A part counts by the name that it had when it was a study of its own. What changes no number does not count.
+    """
+    settings = settings_of(study).model_dump(mode="json", exclude_defaults=True, exclude=PAGES)
+    settings["name"] = settings["name"].replace("/", "_")
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 

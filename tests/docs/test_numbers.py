@@ -129,11 +129,11 @@ def test_sizes_of_k3_are_those_of_published_studies() -> None:
     rounding = found[0].mean
     assert round(math.log10(k3("default", "naive_stressed").mean / rounding)) == 4
     assert round(math.log10(k3("collapse", "naive").mean / rounding)) == 5
-    quantised = cell("causes_harm/measures.csv", "value", measure="k3 of the first ten steps, nats", arm="both")
+    quantised = cell("causes/pooled/measures.csv", "value", measure="k3 of the first ten steps, nats", arm="both")
     for page in ("../README.md", "findings/index.md"):
         assert "10,000 to 100,000 times rounding's k3" in words(page)
         assert "is up to hundreds of times larger" in words(page)
-    others = [k3(part, "engine_naive").mean for part in planned("remedies_pooled")]
+    others = [k3(part, "engine_naive").mean for part in planned("remedies_k3")]
     assert all(100 < size / rounding < 1000 for size in (quantised.mean, *others))
 
 

@@ -171,7 +171,7 @@ def test_gradients(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     study = parse_study({"name": "s", "arms": arms, "gradient_quality": {**sizes, "doses": doses}})
     for out in (tmp_path / "a", tmp_path / "b"):
         call(monkeypatch, "job", "measure-gradients", "--settings", study.gradients().model_dump_json(), "--out", out)
-        call(monkeypatch, "job", "gradients", "--results", out, "--out", out)
+        call(monkeypatch, "job", "gradient-page", "--results", out, "--out", out)
     files = ("gradient_quality.csv", "gradient_quality.md", "gradient_quality.svg", "models.csv", "quality.jsonl")
     assert all((tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes() for name in files)
     with (tmp_path / "a" / "gradient_quality.csv").open(encoding="utf-8") as file:
@@ -181,7 +181,7 @@ def test_gradients(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ]
     assert float(rows[0]["bias_high"]) < 1e-10 < float(rows[2]["bias_low"])
     nowhere = tmp_path / "nowhere"
-    sentence = refusal(monkeypatch, "job", "gradients", "--results", nowhere, "--out", tmp_path)
+    sentence = refusal(monkeypatch, "job", "gradient-page", "--results", nowhere, "--out", tmp_path)
     assert sentence == f"{nowhere / 'quality.jsonl'}: is missing"
 
 

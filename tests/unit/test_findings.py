@@ -13,6 +13,7 @@ from blocks import filled
 from findings import flips, lookups
 from findings.pages import TEMPLATES, rendered
 from tailrl.artifacts.tables import write_csv
+from tailrl.config.load import read_study
 from tailrl.runtime.errors import StudyError
 
 ROOT = Path(__file__).parents[2]
@@ -149,12 +150,12 @@ def test_a_typed_result_is_seen() -> None:
         ),
         (lambda: lookups.cell("collapse/x.csv", "arm"), "there is no docs/results/collapse/x.csv"),
         (
-            lambda: lookups.compared("causes_harm", "x"),
-            "docs/results/causes_harm/comparisons.csv: no line of x counts",
+            lambda: lookups.compared("causes", "x"),
+            "docs/results/causes/pooled/comparisons.csv: no line of x counts",
         ),
         (
-            lambda: lookups.course("horizon_1", "x", "k3", 0),
-            "docs/results/horizon_1/course.csv: no row is of x",
+            lambda: lookups.course("horizon/1", "x", "k3", 0),
+            "docs/results/horizon/1/course.csv: no row is of x",
         ),
     ],
 )
@@ -165,11 +166,11 @@ def test_a_wrong_lookup_is_one_sentence(wrong, says: str) -> None:
 
 def test_a_line_whose_measure_is_far_off_is_not_compared() -> None:
     family = "harm beyond that of the engine"
-    with (DOCS / "results/causes_harm/comparisons.csv").open(encoding="utf-8", newline="") as file:
+    with (DOCS / "results/causes/pooled/comparisons.csv").open(encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["family"] == family]
     near = [float(row["difference_mean"]) for row in rows if row["counts"] == "True"]
     assert 0 < len(near) < len(rows)
-    assert [one.mean for one in lookups.compared("causes_harm", family)] == near
+    assert [one.mean for one in lookups.compared("causes", family)] == near
 
 
 def test_lookups_give_what_the_files_say() -> None:
@@ -182,15 +183,16 @@ def test_lookups_give_what_the_files_say() -> None:
     assert lookups.collapsed("collapse", "naive") == "9 of 10"
     assert lookups.collapsed("dose_response", "naive+floor=0.15") == "9 of 10"
     assert lookups.k3("collapse", "naive").bare == "1.7"
-    assert lookups.endpoints("stale")[0].startswith("Collapses of the training reward (stats/survival.py) of `stale`")
-    assert lookups.endpoints("dvp_at_zero") == ["Held-out avg@4 of each DVP arm less that of naive, over seeds"]
+    fixed = lookups.endpoints(["dvp_at_zero", "ablate_length/3", "ablate_length/4"])
+    assert list(fixed) == ["dvp_at_zero", "ablate_length"]
+    assert fixed["dvp_at_zero"] == "Held-out avg@4 of each DVP arm minus that of naive, over seeds"
 
 
 def test_flips_over_warm_starts_are_what_the_parts_tables_say() -> None:
     """Ratios of geometric means, with the SD within policies; the two have as many warm starts each."""
     policies = {
-        name: [f"flips{name}{start}" for start in starts]
-        for name, starts in (("", ("_base", "_seed1", "_seed2")), ("_short", ("", "_seed1", "_seed2")))
+        name: [f"flips/{name}{start}" for start in starts]
+        for name, starts in (("", ("base", "seed1", "seed2")), ("short", ("", "_seed1", "_seed2")))
     }
 
     def column(table: str, wanted: str, **where: str) -> dict[str, float]:
@@ -203,69 +205,70 @@ def test_flips_over_warm_starts_are_what_the_parts_tables_say() -> None:
 
     shares = column("flips_by_layer", "flip_share_mean", layer="mean")
     logs = np.log([[shares[part] for part in parts] for parts in policies.values()])
-    found = flips.flip_ratios(policies)["_short"]
+    found = flips.flip_ratios(policies)["short"]
     half = stats.t.ppf(0.975, 4) * math.sqrt(logs.var(axis=1, ddof=1).mean() * 2 / 3)
     expected = logs[1].mean() - logs[0].mean() + np.array([0, -half, half])
     assert (found.mean, found.low, found.high) == pytest.approx(tuple(np.exp(expected)))
-    assert flips.flips_by_start(["flips_base"]) == f"{100 * shares['flips_base']:.2g} %"
+    assert flips.flips_by_start(["flips/base"]) == f"{100 * shares['flips/base']:.2g} %"
     ends = [column("flips_by_layer", f"flip_share_{end}", layer="mean") for end in ("low", "high")]
-    first = flips.flip_ratio("flips_short", "flips_base")
-    widths = [(ends[1][part] - ends[0][part]) / 2 / shares[part] for part in ("flips_short", "flips_base")]
-    assert first.mean == pytest.approx(shares["flips_short"] / shares["flips_base"])
+    first = flips.flip_ratio("flips/short", "flips/base")
+    widths = [(ends[1][part] - ends[0][part]) / 2 / shares[part] for part in ("flips/short", "flips/base")]
+    assert first.mean == pytest.approx(shares["flips/short"] / shares["flips/base"])
     assert math.log(first.high / first.low) / 2 == pytest.approx(math.hypot(*widths))
     assert flips.flips_in_layer(policies[""], 4).mean == pytest.approx(
         np.mean([column("flips_by_layer", "flip_share_mean", layer="4")[part] for part in policies[""]])
     )
     at = column("flips_by_margin", "flip_share_mean", layer="mean", margin_from="0.003")
-    assert flips.flips_at_margin(policies["_short"], "0.003").mean == pytest.approx(
-        np.mean([at[part] for part in policies["_short"]])
+    assert flips.flips_at_margin(policies["short"], "0.003").mean == pytest.approx(
+        np.mean([at[part] for part in policies["short"]])
     )
 
 
 def test_a_score_on_the_way_is_no_run() -> None:
     """A table of snapshots has as many problems as rows of scores have runs."""
-    assert lookups.ran("horizon_1").startswith("5 runs, ")
-    with (DOCS / "results/horizon_1/course.csv").open(encoding="utf-8", newline="") as file:
+    assert lookups.ran("horizon/1").startswith("5 runs, ")
+    with (DOCS / "results/horizon/1/course.csv").open(encoding="utf-8", newline="") as file:
         entropies = [float(row["entropy"]) for row in csv.DictReader(file) if row["arm"] == "naive"]
-    assert [lookups.course("horizon_1", "naive", "entropy", tenth).mean for tenth in (0, 3, -1)] == [
+    assert [lookups.course("horizon/1", "naive", "entropy", tenth).mean for tenth in (0, 3, -1)] == [
         *(entropies[0], entropies[3], entropies[9])
     ]
 
 
 def test_a_difference_between_studies_is_that_within_one() -> None:
     """Both arms of one study: what its own table says, over problems."""
-    study, first, second = "smollm2_fp8_1", "fp8_dvp", "fp8_naive"
+    study, first, second = "smollm2_fp8/1", "fp8_dvp", "fp8_naive"
     found, table = lookups.between(study, first, study, second), f"{study}/differences.csv"
     expected = lookups.cell(table, "problems", "points", first=first, second=second)
     ends = (found.mean, found.low, found.high)
     assert ends == pytest.approx((expected.mean, expected.low, expected.high), rel=1e-6)
     with pytest.raises(StudyError, match="fp8_dvp and naive have other seeds or problems"):
-        lookups.between(study, first, "horizon_1", "naive")
+        lookups.between(study, first, "horizon/1", "naive")
 
 
 def test_a_metric_along_the_parts_has_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = [lookups.course(f"horizon_{number}", "naive", "entropy", 0).mean for number in (1, 2, 3)]
-    assert lookups.along("horizon_pooled", "naive", "entropy", 0) == f"{min(parts):.2g} to {max(parts):.2g}"
-    monkeypatch.setattr(lookups, "finished", lambda _: ["horizon_2"])
-    assert lookups.along("horizon_pooled", "naive", "entropy", 0) == f"{parts[1]:.2g}"
+    parts = [lookups.course(f"horizon/{number}", "naive", "entropy", 0).mean for number in (1, 2, 3)]
+    assert lookups.along("horizon", "naive", "entropy", 0) == f"{min(parts):.2g} to {max(parts):.2g}"
+    monkeypatch.setattr(lookups, "finished", lambda _: ["horizon/2"])
+    assert lookups.along("horizon", "naive", "entropy", 0) == f"{parts[1]:.2g}"
 
 
 def test_a_metric_over_parts_has_one_weight_a_part() -> None:
     means = []
-    for part in ("horizon_1", "horizon_2", "horizon_3"):
+    for part in ("horizon/1", "horizon/2", "horizon/3"):
         with (DOCS / f"results/{part}/course.csv").open(encoding="utf-8", newline="") as file:
             own = [float(row["k3"]) for row in csv.DictReader(file) if row["arm"] == "naive"]
         means.append(sum(own) / len(own))
-    found = lookups.over_parts("horizon_pooled", "course.csv", "k3", "naive")
+    found = lookups.over_parts("horizon", "course.csv", "k3", "naive")
     assert found.mean == pytest.approx(sum(means) / len(means), rel=1e-12)
-    with pytest.raises(StudyError, match=r"no course\.csv of a part of horizon_pooled has nobody"):
-        lookups.over_parts("horizon_pooled", "course.csv", "k3", "nobody")
+    with pytest.raises(StudyError, match=r"no course\.csv of a part of horizon has nobody"):
+        lookups.over_parts("horizon", "course.csv", "k3", "nobody")
 
 
 def test_studies_are_pooled_that_differ_in_the_pruning_alone() -> None:
     """Without those at another rate, and each with the weight of one study."""
     pooled, studies = lookups.pooled(1e-4)
-    assert studies == len([path for path in (ROOT / "studies").glob("ablate_*.yaml") if path.stem not in NO_PAIR])
+    files = [path for path in (ROOT / "studies").glob("ablate_*.yaml") if path.stem not in NO_PAIR]
+    assert studies == sum(len(read_study(path).each()) for path in files)
     assert pooled.low < pooled.mean < pooled.high
     assert lookups.pooled(3e-4)[1] == 1  # ablate_optimizer
 

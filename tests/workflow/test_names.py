@@ -1,4 +1,4 @@
-"""One name means one thing: rules, studies, arms and ablations; and a study is planned by its name."""
+"""One name means one thing: rules, studies, parts, arms and ablations; and what is asked for is what is planned."""
 
 import os
 import re
@@ -6,31 +6,23 @@ import subprocess
 from collections import Counter
 
 import pytest
-from slow_cases import slow_but
-from study_fixture import PLANNED, ROOT, TINY, Workflow, copy_workflow
+from parts_fixture import IN_PARTS
+from study_fixture import ROOT, TINY, Workflow, copy_workflow
 
-from tailrl.analysis.pools import pools
 from tailrl.claims.catalogue import STATEMENTS
 from tailrl.claims.evidence import COMMANDS
 from tailrl.config.load import read_study
 from tailrl.config.policy import MADE_MODELS
 from tailrl.config.study import Study
 
+FILES = [*sorted((ROOT / "studies").glob("*.yaml")), *sorted((ROOT / "studies/search").glob("*.yaml"))]
 STUDIES: dict[str, Study] = {
-    path.stem: read_study(path) for path in [ROOT / "config.yaml", *sorted((ROOT / "studies").glob("*.yaml"))]
-}
-NAMES = sorted(STUDIES.keys() - {"config"})
-COMPARED = {
-    "ablate_domain": ["ablate_domain_arithmetic", "ablate_domain_words"],
-    "ablate_length": ["ablate_length_3", "ablate_length_4", "ablate_length_6"],
+    path.relative_to(ROOT / "studies").with_suffix("").as_posix(): read_study(path) for path in FILES
 }
 RULES = [
-    *pools(),
-    *(
-        name
-        for file in [ROOT / "Snakefile", *(ROOT / "workflow/rules").glob("*.smk")]
-        for name in re.findall(r"^ *rule (\w+):", file.read_text(encoding="utf-8"), re.MULTILINE)
-    ),
+    name
+    for file in [ROOT / "Snakefile", ROOT / "workflow/Snakefile", *sorted((ROOT / "workflow/rules").glob("*.smk"))]
+    for name in re.findall(r"^ *rule (\w+):", file.read_text(encoding="utf-8"), re.MULTILINE)
 ]
 
 
@@ -47,20 +39,21 @@ def output(ended: subprocess.CompletedProcess[str]) -> str:
 
 
 def test_no_name_means_two_things() -> None:
-    """Rules, studies, studies side by side; and what every study adds: a rule an arm, a rule an ablation."""
-    assert len(RULES) >= 20 and len(NAMES) > 25
-    fixed = Counter([*RULES, *NAMES, *COMPARED])
-    assert [name for name, count in fixed.items() if count > 1] == []
-    for study in STUDIES.values():
-        own = [f"train_{arm}" for arm in study.arms] + [f"ablation_{ablation}" for ablation in study.ablations]
-        assert [name for name in own if fixed[name] or own.count(name) > 1] == [], study.name
+    """Rules, and what a study adds: a rule an arm, a rule an ablation, a rule a part."""
+    assert len(RULES) >= 20 and [name for name, count in Counter(RULES).items() if count > 1] == []
+    for study in [read_study(ROOT / "config.yaml"), *STUDIES.values()]:
+        added = [f"part_{part}" for part in study.parts]
+        for part in study.each().values():
+            added += [name for arm in part.arms if (name := f"train_{arm}") not in added]
+            added += [name for ablation in part.ablations if (name := f"ablation_{ablation}") not in added]
+        assert not set(added) & set(RULES), study.name
 
 
 def test_no_study_is_called_what_make_does() -> None:
     """Else `make soak` would be either."""
-    own = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-    assert len(own) > 10 and "soak" in own
-    assert set(own) & {*NAMES, *COMPARED} == set()
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(targets) > 10 and "soak" in targets
+    assert set(targets) & STUDIES.keys() == set()
 
 
 def test_a_job_is_called_what_its_rule_is() -> None:
@@ -72,207 +65,133 @@ def test_a_job_is_called_what_its_rule_is() -> None:
 
 
 def test_a_study_is_called_what_its_file_is() -> None:
-    assert {name: study.name for name, study in STUDIES.items() if name not in (study.name, "config")} == {}
+    assert {name: study.name for name, study in STUDIES.items() if name != study.name} == {}
 
 
-def test_results_over_all_studies_lie_in_no_studys_folder() -> None:
-    text = (ROOT / "workflow/rules/report.smk").read_text(encoding="utf-8")
-    shared = set(re.findall(r'"results/(\w+)/', text))
-    assert shared == {"early_warning", "overview"} and not {*shared, *pools()} & STUDIES.keys()
+def test_no_study_is_a_part_of_another_one() -> None:
+    """Its name would be that of the other with something behind it, and its file would extend a shared one alone."""
+    names = sorted(STUDIES)
+    assert [name for name in names if re.fullmatch(r".*_(seed)?\d+", name) and name.rpartition("_")[0] in names] == []
+
+
+def test_the_readme_of_studies_lists_every_study() -> None:
+    text = (ROOT / "studies/README.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| \[`([\w/]+)`\]\(([\w/]+)\.yaml\)", text, re.MULTILINE)
+    assert sorted(name for name, _ in listed) == sorted(STUDIES) and all(name == file for name, file in listed)
 
 
 def test_every_command_of_a_page_is_a_name() -> None:
-    """The pages print `make NAME`; it is Snakemake's name, but for the default study and the tests."""
+    """The pages print `make NAME`: a study's name, or one of make's own."""
     commands = {*COMMANDS.values(), *(statement.command for statement in STATEMENTS)}
     printed = {word for command in commands for word in command.removeprefix("make ").split()}
     assert len(printed) > 15
-    assert printed - {*NAMES, *COMPARED, *RULES} <= {"reproduce", "test", ""}
+    assert printed - STUDIES.keys() <= {
+        "reproduce",
+        "test",
+        "",
+        "distributions",
+        "gradients",
+        "early_warning",
+        "figure1",
+    }
 
 
-def test_make_knows_every_name() -> None:
+def test_make_knows_every_study() -> None:
     made = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    assert {*NAMES, *COMPARED, "figure1", "early_warning", "distributions", "gradients", "overview", *pools()} <= set(
-        made
-    )
-    for name in ("stress", "ablate_length", "early_warning", "long_growth"):
-        command = ["make", "--no-print-directory", "-n", name]
-        # Not what a make that runs these tests was given, ARGS among it.
-        own = {key: value for key, value in os.environ.items() if "MAKE" not in key and key not in ("ARGS", "MFLAGS")}
-        said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, env=own).stdout
-        assert said.rstrip().endswith(f"tailrl unlock && snakemake --cores all {name}")
+    assert {*STUDIES, "figure1", "early_warning", "distributions", "gradients", "overview"} <= set(made)
+    # Not what a make that runs these tests was given, ARGS among it.
+    own = {key: value for key, value in os.environ.items() if "MAKE" not in key and key not in ("ARGS", "MFLAGS")}
+    for name, command in {
+        "stress": "snakemake --cores all all ablations --configfile studies/stress.yaml",
+        "search/dose": "snakemake --cores all all ablations --configfile studies/search/dose.yaml",
+        "early_warning": "snakemake --cores all early_warning",
+    }.items():
+        words = ["make", "--no-print-directory", "-n", name]
+        said = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True, env=own).stdout
+        assert said.rstrip().endswith(f"&& {command}")
 
 
-# --- what they plan ----------------------------------------------------------------------------------
+# --- what is planned ---------------------------------------------------------------------------------
 
 
-def counts(ended: subprocess.CompletedProcess[str]) -> list[dict[str, int]]:
-    """Jobs by rule, for each Snakemake that spoke."""
+def planned(workflow: Workflow, *words: str) -> dict[str, int]:
+    """Jobs by rule."""
+    ended = workflow.run("snakemake", "--dry-run", *words)
     assert ended.returncode == 0, output(ended)
-    tables = re.findall(r"^Job stats:\njob +count\n[- ]+\n(.*?)\n\n", output(ended), re.MULTILINE | re.DOTALL)
-    found = [dict(line.split() for line in table.splitlines()) for table in tables]
-    # A dry run says it before the jobs and after them.
-    return [{rule: int(count) for rule, count in table.items()} for table in found[::2]]
+    table = re.findall(r"^Job stats:\njob +count\n[- ]+\n(.*?)\n\n", output(ended), re.MULTILINE | re.DOTALL)[0]
+    return {rule: int(count) for rule, count in (line.split() for line in table.splitlines())}
 
 
-@pytest.mark.parametrize("name", slow_but(("tiny",), ("tiny", "ablate_rho")))
-def test_a_name_plans_the_report_and_every_ablation(workflow: Workflow, name: str) -> None:
-    study = STUDIES[name]
-    (planned,) = counts(workflow.run("snakemake", "--dry-run", study.name))
-    assert planned["train"] == len(study.all_arms()) * len(study.seeds)
-    assert {f"ablation_{ablation}" for ablation in study.ablations} | {
-        "html",
-        "summarise",
-        study.name,
-    } <= planned.keys()
+def test_all_and_ablations_are_a_whole_study(workflow: Workflow) -> None:
+    study = STUDIES["tiny"]
+    jobs = planned(workflow, "all", "ablations", "--configfile", TINY)
+    assert jobs["train"] == len(study.all_arms()) * len(study.seeds)
+    assert (jobs["ablation"], jobs["summarise"]) == (len(study.ablations), 1)
 
 
-def test_a_study_named_like_a_rule_is_refused(workflow: Workflow) -> None:
-    file = workflow.folder / "studies/train.yaml"
-    file.write_text((workflow.folder / TINY).read_text(encoding="utf-8").replace("name: tiny", "name: train"), "utf-8")
-    said = output(workflow.run("snakemake", "--dry-run", "train"))
-    file.unlink()
-    assert "train.yaml: train is the name of a rule; give the file another name" in said and "Traceback" not in said
+def test_a_part_is_planned_alone_and_all_of_them_with_the_page_over_them(workflow: Workflow) -> None:
+    study = IN_PARTS["causes"]
+    runs = len(study.arms) * len(study.seeds)
+    jobs = planned(workflow, "part_3", "--configfile", "studies/causes.yaml")
+    assert (jobs["problems"], jobs["train"], jobs["summarise"], jobs.get("pool")) == (1, runs, 1, None)
+    jobs = planned(workflow, "--configfile", "studies/causes.yaml")
+    assert (jobs["problems"], jobs["train"], jobs["summarise"], jobs["pool"]) == (5, 5 * runs, 5, 1)
 
 
-def test_a_name_is_short_for_its_file(workflow: Workflow) -> None:
-    def plan(*words: str) -> list[str]:
-        ended = workflow.run("snakemake", "--dry-run", *words)
-        assert ended.returncode == 0, output(ended)
-        return sorted(PLANNED.findall(output(ended)))
+def test_a_part_has_its_own_settings_in_its_own_folder(workflow: Workflow) -> None:
+    """And a part that sets nothing of a kind has the study's."""
+    parts = {"few": {"seeds": [7]}, "more": {"arms": {"dvp_mis": None, "extra": {}}}}
+    study = workflow.write_study({"parts": parts, "ablations": {}})
+    shown = workflow.run("snakemake", "--dry-run", "--configfile", study)
+    runs = set(re.findall(r"results/(\S+)/seed(\d+)/run\.json", shown.stdout))
+    assert runs >= {("tiny/few/train/naive", "7"), ("tiny/few/train/dvp_mis", "7"), ("tiny/more/train/extra", "0")}
+    assert not {run for run in runs if run[0] in ("tiny/more/train/dvp_mis", "tiny/few/train/extra")}
+    assert "train naive, seed 7 of tiny/few" in shown.stdout
 
-    more = ("--config", "seeds=[7]", "training={steps: 2}")
-    by_name = plan("tiny", *more)
-    assert by_name == plan("all", "ablations", "--configfile", "studies/tiny.yaml", *more)
-    assert by_name == plan("tiny", "--configfile", "studies/tiny.yaml", *more)
 
-
-def test_what_trains_nothing_plans_its_page(workflow: Workflow) -> None:
-    assert counts(workflow.run("snakemake", "--dry-run", "gradient_quality")) == [
-        {"measure_gradients": 1, "gradients": 1, "gradient_quality": 1, "total": 3}
-    ]
-    (planned,) = counts(workflow.run("snakemake", "--dry-run", "smollm2_checks"))
-    assert (planned["distributions"], planned["smollm2_model"], planned.get("train")) == (1, 1, None)
-    (planned,) = counts(workflow.run("snakemake", "--dry-run", "flips_layers2"))
-    assert (planned["distributions"], planned["compare"], planned.get("train")) == (1, 1, None)
+@pytest.mark.slow  # the tests above
+def test_what_is_published_is_pooled_from_there(workflow: Workflow) -> None:
+    """Parts that are here come first."""
+    for table in ("policies", "first_k3"):
+        here = workflow.folder / f"results/causes/2/tables/{table}.csv"
+        here.parent.mkdir(parents=True, exist_ok=True)
+        here.write_text((ROOT / f"docs/results/causes/2/{table}.csv").read_text(encoding="utf-8"), encoding="utf-8")
+    ended = workflow.run("snakemake", "--cores", "1", "finished", "--configfile", "studies/causes.yaml")
+    assert ended.returncode == 0, output(ended)
+    made = workflow.folder / "results/causes/finished"
+    for file in ("comparisons.csv", "measures.csv"):
+        assert (made / file).read_bytes() == (ROOT / "docs/results/causes/pooled" / file).read_bytes()
 
 
 @pytest.mark.parametrize(
-    ("text", "trains"),
+    ("study", "jobs"),
     [
-        ('name: spelt\nextends: "shared/flips.yaml"\n', False),
-        ("{name: spelt, extends: ./shared/../shared/flips.yaml}\n", False),
-        ("name: spelt\nextends: flips_layers2.yaml  # which extends it\n", False),
-        ("name: spelt\nextends: tiny.yaml\n# not extends: shared/flips.yaml\n", True),
+        ("gradient_quality", {"measure_gradients": 1, "gradient_page": 1, "train": None}),
+        ("smollm2_checks", {"distribution_page": 1, "smollm2_model": 1, "train": None}),
+        ("flips", {"distribution_page": 13, "compare": 13, "policy": 13, "train": None}),
     ],
 )
-def test_what_trains_nothing_is_read_in_any_spelling(workflow: Workflow, text: str, trains: bool) -> None:
-    file = workflow.folder / "studies/spelt.yaml"
-    file.write_text(text, encoding="utf-8")
-    try:
-        (planned,) = counts(workflow.run("snakemake", "--dry-run", "spelt"))
-    finally:
-        file.unlink()
-    assert ("train" in planned, "distributions" in planned) == (trains, not trains)
+def test_what_trains_nothing_plans_its_page(workflow: Workflow, study: str, jobs: dict[str, int | None]) -> None:
+    found = planned(workflow, "--configfile", f"studies/{study}.yaml")
+    assert {rule: found.get(rule) for rule in jobs} == jobs
 
 
-def test_figure_1_is_of_the_papers_study(workflow: Workflow) -> None:
-    (planned,) = counts(workflow.run("snakemake", "--dry-run", "figure1"))
-    assert (planned["train"], planned["figure1"], planned.get("html")) == (3, 1, None)
+def test_figure_1_is_of_a_study_that_keeps_policies_on_the_way(workflow: Workflow) -> None:
+    jobs = planned(workflow, "figure1", "--configfile", "studies/paper.yaml")
+    assert (jobs["train"], jobs["figure1"], jobs["summarise"]) == (3, 1, 1)
 
 
-@pytest.mark.slow  # the first study that fails
-@pytest.mark.parametrize("compared", slow_but(("ablate_domain",), COMPARED))
-def test_studies_side_by_side_are_planned_one_after_another(workflow: Workflow, compared: str) -> None:
-    """Each by a Snakemake of its own, with the options of the first; the last one plans the comparison too."""
-    planned = counts(workflow.run("snakemake", "--dry-run", compared, "--config", "seeds=[1,2]"))
-    assert [table["train"] for table in planned] == [2 * len(STUDIES[name].arms) for name in COMPARED[compared]]
-    assert [table.get("across") for table in planned] == [*(None for _ in planned[1:]), 1]
+def test_the_file_of_the_catalogue_is_the_same_workflow(workflow: Workflow) -> None:
+    """Which Snakemake's catalogue, and `module`, expect at workflow/Snakefile."""
+    assert planned(workflow, "--snakefile", "workflow/Snakefile")["train"] == planned(workflow)["train"]
 
 
-@pytest.mark.slow  # the test above
-def test_the_comparison_is_made_of_what_the_others_left(workflow: Workflow) -> None:
-    """Else a run more of theirs would not make it again."""
-    run = "results/ablate_domain_arithmetic/train/dvp/seed220/run.json"
-    (workflow.folder / run).parent.mkdir(parents=True)
-    (workflow.folder / run).touch()
-    graph = output(workflow.run("snakemake", "--filegraph", "ablate_domain"))
-    boxes = [box for box in graph.split("</table>") if ">results/ablate_domain_words/across.md<" in box]
-    assert any(f">{run}<" in box for box in boxes)
+def test_a_misspelt_target(workflow: Workflow) -> None:
+    ended = workflow.run("snakemake", "--dry-run", "train_dpv")
+    assert ended.returncode != 0 and "train_dpv" in output(ended) and "Traceback" not in output(ended)
 
 
-def test_only_a_target_names_a_study(workflow: Workflow) -> None:
-    """The same word may be an option's value."""
-    (planned,) = counts(workflow.run("snakemake", "--dry-run", "--directory", "stress", "tiny"))
-    assert planned["train"] == len(STUDIES["tiny"].all_arms()) * len(STUDIES["tiny"].seeds)
-
-
-@pytest.mark.slow  # the test above
-def test_only_a_target_names_studies_side_by_side(workflow: Workflow) -> None:
-    planned = counts(workflow.run("snakemake", "--dry-run", "ablate_domain", "--directory", "ablate_domain"))
-    assert [table["train"] for table in planned] == [
-        len(STUDIES[name].arms) * len(STUDIES[name].seeds) for name in COMPARED["ablate_domain"]
-    ]
-
-
-# --- jobs in other processes -------------------------------------------------------------------------
-
-
-def test_jobs_in_other_processes_are_told_the_study(workflow: Workflow) -> None:
-    """As on a cluster: Snakemake starts itself again for each job, whose command line names no target."""
-    last = 'include: "workflow/rules/named.smk"\n'
-    with workflow.edited("Snakefile", last, f"{last}print('HANDED ON', workflow.overwrite_configfiles)\n"):
-        by_name = output(workflow.run("snakemake", "--dry-run", "tiny"))
-    assert f"HANDED ON [{workflow.folder / 'studies/tiny.yaml'!r}]\n" in by_name
-
-
-# --- what is refused ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (("stress", "collapse"), "one study a call, not stress, collapse: `make stress collapse` runs them one after"),
-        (("stress", "--configfile", "studies/tiny.yaml"), "stress names a study itself; beside --configfile name a"),
-    ],
-)
-def test_two_names_in_one_call(workflow: Workflow, words: tuple[str, ...], sentence: str) -> None:
-    ended = workflow.run("snakemake", "--dry-run", *words)
-    assert ended.returncode != 0 and sentence in output(ended) and "Traceback" not in output(ended)
-
-
-def test_a_misspelt_name(workflow: Workflow) -> None:
-    ended = workflow.run("snakemake", "--dry-run", "stres", "train_dpv", "ablate_lenght")
-    assert ended.returncode != 0 and "Traceback" not in output(ended)
-    for word, meant in {"stres": "stress", "train_dpv": "train_dvp", "ablate_lenght": "ablate_length"}.items():
-        assert f"{word}: there is no such target; did you mean {meant}?\n" in output(ended)
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (("--configfile", TINY, "train_naive"), "there is no file train_naive; a target stands before"),
-        (("--profile", "profiles/kubernetes"), "profiles/kubernetes: Snakemake lacks the plugin of this executor"),
-    ],
-)
-def test_what_snakemake_itself_would_not_explain(workflow: Workflow, words: tuple[str, ...], sentence: str) -> None:
-    ended = workflow.run("snakemake", "--dry-run", *words)
-    assert ended.returncode == 1 and "Traceback" not in ended.stderr
-    (line,) = [line for line in ended.stderr.splitlines() if not line.startswith("Using ")]
-    assert sentence in line
-
-
-def test_the_words_of_a_call_that_is_right_are_no_misspelt_names(workflow: Workflow) -> None:
-    words = ("--dry-run", "--cores", "all", "--rerun-triggers", "mtime", "params", "--forcerun", "train")
-    assert "no such target" not in output(workflow.run("snakemake", *words, "--", "train_naive", "ablations"))
-
-
-def test_the_first_study_that_fails_ends_them_all(workflow: Workflow) -> None:
-    ended = workflow.run("snakemake", "--dry-run", "ablate_length", "--config", "seeds=[-1]")
-    assert ended.returncode != 0 and output(ended).count("seeds.0") == 1
-    assert "ablate_length_3: its Snakemake ended with 1; no other study was started" in output(ended)
-
-
-MADE_FOR = ("smollm2", "smollm2_checks", "smollm2_fp8_1")
+MADE_FOR = ("smollm2", "smollm2_checks", "smollm2_fp8")
 
 
 def test_a_model_that_the_workflow_makes_need_not_be_there(workflow: Workflow) -> None:

@@ -12,12 +12,11 @@ import pytest
 from slow_cases import slow_but
 from study_fixture import TINY, Workflow, copy_workflow
 
-from tailrl.analysis.pools import pools
 from tailrl.config.load import read_study
 from tailrl.config.results import SHARED, places
 
-PREPARED = ["base policy", "problems of the study results/tiny"]
-REPORTED = ["report.html", "tables, figures and summary"]
+PREPARED = ["base policy", "problems of the study tiny"]
+REPORTED = ["tables, figures and summary"]
 
 
 @pytest.fixture(scope="module")
@@ -69,9 +68,8 @@ def test_the_default_study_is_used_by_itself(workflow: Workflow) -> None:
         "train": str(runs),
         "evaluate": str(arms + 1),
         "summarise": "1",
-        "html": "1",
-        "all": "1",
-        "total": str(runs + arms + 1 + 5),
+        "study": "1",
+        "total": str(runs + arms + 1 + 4),
     }
 
 
@@ -94,7 +92,7 @@ def test_another_study_replaces_the_default_one(workflow: Workflow) -> None:
     """Snakemake merges configurations by itself: no arm, seed or ablation of config.yaml may shine through."""
     (workflow.folder / "other.yaml").write_text("name: other\narms: {only: {}}\n")
     planned = workflow.plan(study="other.yaml")
-    prepared = ["base policy", "problems of the study results/other"]
+    prepared = ["base policy", "problems of the study other"]
     assert planned == sorted([*prepared, *jobs("only", seeds=(0, 1, 2)), "evaluate base", *REPORTED])
     assert "ablation_rho" not in workflow.run("snakemake", "--list-rules", "--configfile", "other.yaml").stdout
 
@@ -185,7 +183,7 @@ def test_what_a_study_extends_is_part_of_it(workflow: Workflow) -> None:
     lines = "extends: studies/tiny.yaml\nname: child\nablations: {rho: {values: [1e-2, 1e-3]}}\n"
     (workflow.folder / "child.yaml").write_text(lines, encoding="utf-8")
     planned = workflow.plan("ablations", "--config", "seeds=[5]", study="child.yaml")
-    prepared = ["base policy", "problems of the study results/child"]
+    prepared = ["base policy", "problems of the study child"]
     trained = jobs("dvp_mis", "rho=1e-3", seeds=(5,))
     assert planned == sorted([*prepared, *trained, "evaluate base", "table and figure of the ablation rho"])
 
@@ -207,8 +205,6 @@ def test_the_gradients_need_neither_policy_nor_training(workflow: Workflow) -> N
 def test_what_looks_at_all_studies_computes_none(workflow: Workflow) -> None:
     assert workflow.plan("overview") == ["page over all studies"]
     assert workflow.plan("early_warning") == ["early warnings of a collapse"]
-    for name in pools():
-        assert workflow.plan(name) == [f"finished parts of {name}"]
 
 
 @pytest.mark.slow  # `test_staleness.py` plans and counts jobs of engines
@@ -231,9 +227,10 @@ def test_a_data_file_is_an_input(workflow: Workflow) -> None:
     """Were it not, a new version of the file would leave the old problems in place."""
     (workflow.folder / "problems.jsonl").write_text("{}\n")
     study = workflow.write_study({"evaluation.task": {"name": "aime25", "path": "problems.jsonl"}})
-    graph = workflow.run("snakemake", "--filegraph", "--configfile", study).stdout
-    (box,) = [box for box in graph.split("</table>") if ">problems.jsonl<" in box]
-    assert box.index(">problems.jsonl<") < box.index(">results/tiny/data/evaluation.jsonl<"), "inputs come first"
+    made = "results/tiny/data/train.jsonl"
+    listed = workflow.run("snakemake", "--dry-run", "--detailed-summary", made, "--configfile", study).stdout
+    (line,) = [line for line in listed.splitlines() if line.startswith(f"{made}\t")]
+    assert "problems.jsonl" in line.split("\t")
     (workflow.folder / "problems.jsonl").unlink()
     assert "problems.jsonl" in refusal(workflow.run("snakemake", "--dry-run", "--configfile", study))
 
@@ -301,17 +298,7 @@ def test_the_workflow_is_used_from_another_folder(workflow: Workflow) -> None:
     """Its own files lie beside the Snakefile; results, in the folder."""
     (workflow.folder / "elsewhere").mkdir()
     shown = workflow.run("snakemake", "--dry-run", "--directory", "elsewhere")
-    assert "input: results/default/report.html" in shown.stdout, shown.stderr
-
-
-@pytest.mark.slow  # the test above
-def test_further_studies_lie_in_another_folder(workflow: Workflow) -> None:
-    folder = workflow.folder / "other"
-    (folder / "studies").mkdir(parents=True)
-    (folder / "studies/ablate_domain_zoo.yaml").write_text("name: ablate_domain_zoo\narms: {a: {}}\n")
-    shown = workflow.run("snakemake", "--dry-run", "--directory", "other", "ablate_domain", "overview")
-    assert shown.returncode == 0, shown.stdout + shown.stderr
-    assert "comparison of ablate_domain_arithmetic, ablate_domain_words, ablate_domain_zoo" in shown.stdout
+    assert "input: results/default/summary.html" in shown.stdout, shown.stderr
 
 
 # --- what is refused ---------------------------------------------------------------------------------

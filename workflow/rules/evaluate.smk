@@ -5,18 +5,18 @@ rule evaluate:
     input:
         problems=rules.problems.output.evaluation,
         policies=lambda wildcards: [
-            policy_folder(wildcards.arm, seed) for seed in arm_seeds(wildcards.arm)
+            policy_folder(wildcards.study, wildcards.arm, seed)
+            for seed in seeds_of(wildcards)
         ],
-        snapshots=lambda wildcards: snapshot_folders(wildcards.arm),
-        code=job_files("evaluate", study.evaluation),
+        snapshots=lambda wildcards: snapshot_folders(wildcards.study, wildcards.arm),
     output:
-        summary=f"{results}/eval/{{arm}}.json",
-        samples=f"{results}/eval/{{arm}}.samples.jsonl",
-        manifest=f"{results}/eval/{{arm}}.manifest.json",
+        summary=f"{R}/eval/{{arm}}.json",
+        samples=f"{R}/eval/{{arm}}.samples.jsonl",
+        manifest=f"{R}/eval/{{arm}}.manifest.json",
     log:
-        f"{results}/logs/evaluate/{{arm}}.log",
+        f"{R}/logs/evaluate/{{arm}}.log",
     benchmark:
-        f"{results}/benchmarks/evaluate/{{arm}}.jsonl"
+        f"{R}/benchmarks/evaluate/{{arm}}.jsonl"
     conda:
         conda_env
     threads: 1
@@ -24,27 +24,25 @@ rule evaluate:
     resources:
         **asked(
             lambda wildcards: evaluation_request(
-                study, policies_of(wildcards.arm), sharing(wildcards.arm)
+                study_of(wildcards), policies_of(wildcards), sharing(wildcards)
             )
         ),
         ranks=1,
-        gpu=lambda wildcards: sharing(wildcards.arm),
+        gpu=lambda wildcards: sharing(wildcards),
     params:
-        settings=in_file(
-            lambda wildcards: evaluation_of(wildcards.arm).model_dump_json()
-        ),
-        compared=lambda wildcards: compared(evaluation_of(wildcards.arm)),
-        sources=sources(job_files("evaluate", study.evaluation)),
+        settings=settings_file(evaluation_of),
+        compared=compared(evaluation_of),
+        sources=sources(evaluation_files),
         policies=lambda wildcards, input: [
             f"--policy={seed}={folder}"
-            for seed, folder in zip(arm_seeds(wildcards.arm), input.policies)
+            for seed, folder in zip(seeds_of(wildcards), input.policies)
         ],
         snapshots=lambda wildcards, input: [
             f"--snapshots={seed}={folder}"
-            for seed, folder in zip(arm_seeds(wildcards.arm), input.snapshots)
+            for seed, folder in zip(seeds_of(wildcards), input.snapshots)
         ],
     message:
-        "evaluate {wildcards.arm}\nlog: {log}"
+        f"evaluate {{wildcards.arm}}{OF_PART}\nlog: {{log}}"
     # Started once more, it goes on with the policies that are left.
     shell:
         once_more(

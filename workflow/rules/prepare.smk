@@ -3,25 +3,24 @@
 
 rule problems:
     input:
-        code=job_files("problems", study.problems()),
-        data=study.local_files(),
+        data=lambda wildcards: study_of(wildcards).local_files(),
     output:
-        train=f"{results}/data/train.jsonl",
-        evaluation=f"{results}/data/evaluation.jsonl",
-        warm_start=f"{results}/data/warm_start.jsonl",
-        report=f"{results}/data/problems.json",
-        manifest=f"{results}/data/manifest.json",
+        train=f"{R}/data/train.jsonl",
+        evaluation=f"{R}/data/evaluation.jsonl",
+        warm_start=f"{R}/data/warm_start.jsonl",
+        report=f"{R}/data/problems.json",
+        manifest=f"{R}/data/manifest.json",
     log:
-        f"{results}/logs/problems.log",
+        f"{R}/logs/problems.log",
     conda:
         conda_env
     params:
-        settings=in_file(lambda wildcards: study.problems().model_dump_json()),
-        compared=plain(study.problems().model_dump_json()),
-        sources=sources(job_files("problems", study.problems())),
+        settings=settings_file(problems_of),
+        compared=compared(problems_of),
+        sources=sources(lambda wildcards: job_files("problems", problems_of(wildcards))),
         out=subpath(output.train, parent=True),
     message:
-        "problems of the study {results}\nlog: {log}"
+        "problems of the study {wildcards.study}\nlog: {log}"
     shell:
         "tailrl job problems --settings {params.settings:q} --out {params.out:q} 2> >(tee {log:q} >&2)"
 
@@ -29,32 +28,27 @@ rule problems:
 rule policy:
     input:
         problems=rules.problems.output.warm_start,
-        local=(
-            [f"{study.policy.path}/{file}" for file in MODEL_FILES]
-            if made_here
-            else study.local_policy()
-        ),
-        code=job_files("policy", study.policy),
+        local=local_model,
     output:
-        directory(f"{results}/base"),
+        directory(f"{R}/base"),
     log:
-        f"{results}/logs/policy.log",
+        f"{R}/logs/policy.log",
     benchmark:
-        f"{results}/benchmarks/policy.jsonl"
+        f"{R}/benchmarks/policy.jsonl"
     conda:
         conda_env
     # One thread: the same bits on every number of cores, and no stalling barriers where something else runs.
     threads: 1
     resources:
-        **asked(lambda wildcards: policy_request(study)),
+        **asked(lambda wildcards: policy_request(study_of(wildcards))),
     params:
-        settings=in_file(
-            lambda wildcards: PolicyFile(policy=study.policy).model_dump_json()
+        settings=settings_file(policy_of),
+        compared=compared(policy_of),
+        sources=sources(
+            lambda wildcards: job_files("policy", study_of(wildcards).policy)
         ),
-        compared=plain(PolicyFile(policy=study.policy).model_dump_json()),
-        sources=sources(job_files("policy", study.policy)),
     message:
-        "base policy\nlog: {log}"
+        f"base policy{OF_PART}\nlog: {{log}}"
     shell:
         "tailrl job policy --settings {params.settings:q} --problems {input.problems:q} --out {output:q} 2> {log:q}"
 
@@ -89,12 +83,12 @@ rule smollm2_model:
 
 rule download:
     log:
-        f"{results}/logs/download.log",
+        f"results/{whole.name}/logs/download.log",
     localrule: True
     conda:
         conda_env
     params:
-        study=in_file(lambda wildcards: study.model_dump_json(exclude_unset=True)),
+        study=in_file(lambda wildcards: whole.model_dump_json(exclude_unset=True)),
     message:
         "data sets and model into the Hugging Face cache\nlog: {log}"
     shell:

@@ -38,12 +38,13 @@ def asked(request):
 
 
 # How many policies an arm's evaluation has.
-def policies_of(arm):
-    return len(arm_seeds(arm)) * (
-        1 + len(snapshot_folders(arm) and runs[arm].training.snapshots)
-    )
+def policies_of(wildcards):
+    own = seeds[wildcards.study][wildcards.arm]
+    if not snapshot_folders(wildcards.study, wildcards.arm):
+        return len(own)
+    return len(own) * (1 + len(run_of(wildcards).training.snapshots))
 
 
 # No more processes than an arm has policies.
-def sharing(arm):
-    return min(ranks_of("evaluate"), policies_of(arm))
+def sharing(wildcards):
+    return min(ranks_of("evaluate"), policies_of(wildcards))

@@ -1,6 +1,7 @@
 """Numbers of the published studies, as the pages of findings call them.
 
-Results come from docs/results/<study>/, settings from studies/<study>.yaml. What is not there is one StudyError.
+Results come from docs/results/<study>/, settings from studies/<study>.yaml. A part of a study is <study>/<part>.
+What is not there is one StudyError.
 Shares are fractions of 1 inside, and percent or points where they are printed.
 """
 
@@ -8,18 +9,17 @@ import csv
 import gzip
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
 from findings.number import Number
 from tailrl.analysis.format import scientific, short
-from tailrl.analysis.pools import pools
 from tailrl.artifacts.claims import Verdict, read_verdicts
 from tailrl.artifacts.files import read_text
 from tailrl.artifacts.tables import read_csv
 from tailrl.claims.catalogue import STATEMENTS, Statement
-from tailrl.claims.evidence import COMMANDS, Shown, answers, read_shown, verdicts_of_statements
+from tailrl.claims.evidence import Shown, answers, command_of, read_shown, verdicts_of_statements
 from tailrl.claims.finding import CONTRADICTED
 from tailrl.config.jobs import Run
 from tailrl.config.load import read_study
@@ -30,7 +30,6 @@ from tailrl.stats.intervals import mean_interval
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "docs/results"
 Row = Mapping[str, str]
-ENDPOINT = re.compile(r"(?:Primary endpoint|Endpoints?), fixed before the first (?:result|run): (.*?)\.(?= [A-Z]|$)")
 
 
 def score(study: str, arm: str) -> Number:
@@ -89,13 +88,18 @@ def rejected(study: str, arm: str, by: str = "rejected") -> Number:
 def cell(table: str, column: str, unit: str = "", **where: str) -> Number:
     """One cell of the only row of a table under docs/results/ that fits; with its interval where it has one."""
     path = RESULTS / table
-    rows = [row for row in _read(path) if all(row.get(key) == value for key, value in where.items())]
+    rows = [row for row in _read(path) if all(_fits(row.get(key), value) for key, value in where.items())]
     if len(rows) != 1:
         raise StudyError(f"docs/results/{table}: {len(rows)} rows have {where}")
     if f"{column}_mean" in rows[0]:
         return _number(rows[0], column, unit)
     ends = [float(rows[0][end]) if column == "ratio" else math.nan for end in ("low", "high", "p")]
     return Number(float(_cell(rows[0], column, table)), ends[0], ends[1], ends[2], unit)
+
+
+def _fits(cell: str | None, wanted: str) -> bool:
+    """Whether a cell says so. Tables of before a study had parts name a part with an underscore."""
+    return cell in (wanted, wanted.replace("/", "_"))
 
 
 def course(study: str, arm: str, column: str, tenth: int) -> Number:
@@ -111,26 +115,29 @@ def course(study: str, arm: str, column: str, tenth: int) -> Number:
 
 def compared(target: str, family: str) -> list[Number]:
     """The differences of a family over a study's parts, in points: of its lines that count."""
-    rows = _read(RESULTS / target / "comparisons.csv")
+    rows = _read(RESULTS / target / "pooled/comparisons.csv")
     found = [row for row in rows if row["family"] == family and row["counts"] == "True"]
     if not found:
-        raise StudyError(f"docs/results/{target}/comparisons.csv: no line of {family} counts")
+        raise StudyError(f"docs/results/{target}/pooled/comparisons.csv: no line of {family} counts")
     return [_number(row, "difference", "points") for row in found]
 
 
 def planned_test(target: str, family: str, arm: str) -> Number:
     """The mean difference over a study's parts, in points, that its plan tests in a family for this arm."""
-    return cell(f"{target}/comparisons.csv", "difference", "points", family=family, arm=arm)
+    return cell(f"{target}/pooled/comparisons.csv", "difference", "points", family=family, arm=arm)
 
 
 def parts(target: str) -> list[str]:
     """The parts that a page over the parts of a study has, where its intervals are over the seeds of each."""
-    return list(dict.fromkeys(row["part"] for row in _read(RESULTS / target / "measures.csv")))
+    measured = {row["part"] for row in _read(RESULTS / target / "pooled/measures.csv")}
+    return [part for part in planned(target) if any(_fits(name, part) for name in measured)]
 
 
-def planned(target: str) -> tuple[str, ...]:
-    """All parts of a study, those that have not run too."""
-    return pools()[target].parts
+def planned(target: str) -> list[str]:
+    """All parts of a study that are pooled, those that have not run too."""
+    study = settings_of(target)
+    names = (study.pooled.parts if study.pooled else ()) or tuple(study.parts)
+    return [f"{target}/{name}" for name in names]
 
 
 def finished(target: str) -> list[str]:
@@ -207,12 +214,13 @@ def pooled(rate: float) -> tuple[Number, int]:
     Each study counts once; the interval is over studies.
     """
     means = []
-    for path in sorted((ROOT / "studies").glob("*.yaml")):
-        kinds = {(_plain(run), run.vocabulary.rho): arm for arm, run in _runs(path.stem).items()}
+    files = [*(ROOT / "studies").glob("*.yaml"), *(ROOT / "studies/search").glob("*.yaml")]
+    for study in sorted(name for file in files for name in read_study(file).each()):
+        kinds = {(_plain(run), run.vocabulary.rho): arm for arm, run in _runs(study).items()}
         pair = kinds.get((True, "0.34/V")), kinds.get((True, None))
-        published = all(pair) and (RESULTS / path.stem / "evaluation.csv").is_file()
-        if published and run_of(path.stem, str(pair[1])).training.learning_rate == rate:
-            means.append(difference(path.stem, str(pair[0]), str(pair[1])).mean)
+        published = all(pair) and (RESULTS / study / "evaluation.csv").is_file()
+        if published and run_of(study, str(pair[1])).training.learning_rate == rate:
+            means.append(difference(study, str(pair[0]), str(pair[1])).mean)
     found = mean_interval(means)
     return Number(found.mean, found.low, found.high, unit="points"), found.n
 
@@ -262,10 +270,10 @@ def samples(study: str) -> int:
     return settings_of(study).evaluation.samples
 
 
-def endpoints(study: str) -> list[str]:
-    """The primary endpoints that the header of the study's file fixes."""
-    lines = [line.lstrip("# ") for line in read_text(_file(study)).splitlines() if line.startswith("#")]
-    return [found[0].upper() + found[1:] for found in ENDPOINT.findall(" ".join(lines))]
+def endpoints(studies: Sequence[str]) -> dict[str, str]:
+    """The endpoints that the studies' files fix, by study; of a part, that of its study."""
+    wholes = {name: settings_of(name) for name in dict.fromkeys(study.partition("/")[0] for study in studies)}
+    return {name: study.endpoint.removesuffix(".") for name, study in wholes.items() if study.endpoint}
 
 
 def floor(study: str, arm: str) -> str:
@@ -296,7 +304,7 @@ def ran(study: str) -> str:
 
 def command(study: str) -> str:
     """The command that makes it again."""
-    return COMMANDS.get(study, f"make {study}")
+    return command_of(study)
 
 
 def smallest(*numbers: Number | float) -> Number:
@@ -371,7 +379,11 @@ def _correct(study: str, arm: str) -> dict[tuple[str, str], float]:
 
 
 def _file(study: str) -> Path:
-    return ROOT / ("config.yaml" if study == "default" else f"studies/{study}.yaml")
+    """The study's file; of a part, that of its study."""
+    if study == "default":
+        return ROOT / "config.yaml"
+    file = ROOT / f"studies/{study}.yaml"
+    return file if file.is_file() or "/" not in study else file.parent.with_suffix(".yaml")
 
 
 @cache
@@ -383,7 +395,14 @@ def shown() -> list[Shown]:
 @cache
 def settings_of(study: str) -> Study:
     """The study's settings, from its file."""
-    return read_study(_file(study))
+    whole, parts = _with_parts(_file(study))
+    return parts.get(study, whole)
+
+
+@cache
+def _with_parts(file: Path) -> tuple[Study, dict[str, Study]]:
+    study = read_study(file)
+    return study, study.each()
 
 
 @cache

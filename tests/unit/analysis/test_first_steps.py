@@ -7,7 +7,7 @@ import pytest
 from claims_fixture import DVP, EXACT, NAIVE, STEPS, made, results_of
 from scipy import stats
 
-from tailrl.analysis.first_steps import FIRST_STEPS, FirstK3, first_k3, k3_ratios, ratios_across
+from tailrl.analysis.first_steps import FIRST_STEPS, FirstK3, first_k3, k3_ratios
 
 
 def test_the_first_ten_steps_count_and_no_other() -> None:
@@ -34,19 +34,6 @@ def test_a_ratio_is_of_geometric_means_over_seeds_that_both_arms_have() -> None:
     assert (found.first, found.second, found.n) == ("above", "below", 3)
     assert [found.ratio, found.low, found.high, found.p] == pytest.approx(
         [(2e-3 * 5e-3 * 3e-3) ** (1 / 3) / 4e-3, *interval, expected.pvalue]
-    )
-
-
-def test_a_ratio_across_studies_is_unpaired() -> None:
-    one, other = [1e-3, 2e-3, 4e-3], [5e-3, 4e-3]
-    first = [FirstK3("naive", seed, k3) for seed, k3 in enumerate(one)] + [FirstK3("alone", 0, 1.0)]
-    second = [FirstK3("naive", seed, k3) for seed, k3 in enumerate(other)] + [FirstK3("exact", 0, 0.0)]
-    (found,) = ratios_across(("dense", "moe"), first, second)
-    expected = stats.ttest_ind(np.log(other), np.log(one), equal_var=False)
-    interval = np.exp(expected.confidence_interval(0.95))
-    assert (found.first, found.second, found.n) == ("moe: naive", "dense: naive", 2)
-    assert [found.ratio, found.low, found.high, found.p] == pytest.approx(
-        [20e-6**0.5 / 2e-3, *interval, expected.pvalue]
     )
 
 

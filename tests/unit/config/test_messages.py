@@ -20,7 +20,7 @@ from tailrl.runtime.errors import StudyError
     ("changes", "sentence"),
     [
         ({"seeds": 3}, "seeds: must be a list, such as [0, 1] (given: 3)"),
-        ({"arms": {"naive": None}}, "arms.naive: must be a block of keys and values, such as {} (given: null)"),
+        ({"arms": {"naive": [1]}}, "arms.naive: must be a block of keys and values, such as {} (given: [1])"),
         ({"name": "a b"}, "name: needs at most 100 letters, digits, _ . + - (given: 'a b')"),
         ({"training": {"steps": True}}, "training.steps: needs a number, not true or false (given: true)"),
         ({"policy": {"source": "pretrained", "path": "/", "layers": 2}}, "policy.layers is not a known key"),

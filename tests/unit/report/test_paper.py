@@ -48,7 +48,7 @@ def roots(tmp_path: Path) -> list[Path]:
     write_claims(here / "stress" / "tables" / "claims.csv", (DVP_ABOVE, REPRODUCED, "dvp, naive"))
     write_claims(here / "default" / "gradients" / "claims.csv", (UNBIASED, REPRODUCED, "naive"))
     write_claims(here / "stress" / "distributions" / "claims.csv", (NESTED, CONTRADICTED, "vllm"))
-    write_claims(here / "search_dose" / "tables" / "claims.csv", (DVP_ABOVE, CONTRADICTED, "of a seed or two"))
+    write_claims(here / "search/dose" / "tables" / "claims.csv", (DVP_ABOVE, CONTRADICTED, "of a seed or two"))
     (here / "stress" / "distributions" / "distributions.svg").write_text(SVG)
     write_claims(here / "stress" / "ablations" / "rho_claims.csv", ("ablation.vocabulary.rho.score", CHANGES, "dvp"))
     (here / "stress" / "ablations" / "rho.svg").write_text(SVG)
@@ -267,7 +267,7 @@ def test_early_warnings_name_the_studies_whose_runs_they_are_of(tmp_path: Path) 
     write_claims(tmp_path / "early_warning" / "claims.csv", ("warning.k3.collapse", REPRODUCED, "stale, collapse"))
     (study,) = read_shown([tmp_path])
     assert study.command == "make stale collapse early_warning"
-    of = "default, ablate_length_3, ablate_length_4"
+    of = "default, ablate_length/3, ablate_length/4"
     write_claims(tmp_path / "early_warning" / "claims.csv", ("warning.k3.collapse", REPRODUCED, of))
     assert read_shown([tmp_path])[0].command == "make reproduce ablate_length early_warning"
 

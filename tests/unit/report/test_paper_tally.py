@@ -20,7 +20,7 @@ def test_a_statement_counts_once_by_the_study_made_for_it(tmp_path: Path) -> Non
         "default": [("dvp.score", UNDECIDED)],
         "ablate_adaptive_rho": [("dvp.adaptive.score", CONTRADICTED), ("dvp.adaptive.score", UNDECIDED)],
         "collapse": [("open.dvp_or_mis.score", REPRODUCED)],
-        "ablate_domain_words": [("dvp.score", CONTRADICTED)],
+        "ablate_domain/words": [("dvp.score", CONTRADICTED)],
         "ablate_reject": [("vexact.c.r_corr", UNDECIDED), ("vexact.c.r_corr", UNTESTABLE)],
         "tim_isolated": [("vexact.b.reward", NOT_SEEN), ("vexact.b.reward", UNTESTABLE)],
         "remedies": [("vexact.c.tis", REPRODUCED), ("vexact.c.rejection", CONTRADICTED)],

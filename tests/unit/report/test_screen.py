@@ -21,11 +21,9 @@ from tailrl.config.study import Study
 from tailrl.report import charts
 from tailrl.report.axes import DASHES, arm_styles
 from tailrl.report.cards import DECIDED_GROUP, GROUPS, MEASURED_GROUP, OPEN_GROUP, SILENT_GROUP, cards, tally
-from tailrl.report.opening import open_on
 from tailrl.report.page import page
 from tailrl.report.screen import first_screen
 from tailrl.report.study import write_report
-from tailrl.runtime.errors import StudyError
 from tailrl.tracking.metrics import K3_UNMASKED, REWARD
 
 ARMS = ("naive", "dvp", "mine")
@@ -218,25 +216,3 @@ def test_a_name_of_an_arm_is_text() -> None:
     html = page("# t\n\n- a\n\nb\n\n## Claims\n\nc\n", [], shown)
     assert html.count("<script>") == 1 and html.count("&lt;script&gt;") > 5
     assert read(html).tags.count("b") == 0
-
-
-REPORT = """<html><body><div id="app"></div>
-<script>var results = {"results/s/summary.html": {"name": 1}};</script></body></html>
-"""
-
-
-def test_the_report_opens_on_the_page(tmp_path: Path) -> None:
-    (tmp_path / "report.html").write_text(REPORT)
-    open_on(tmp_path / "report.html", "results/s/summary.html")
-    html = (tmp_path / "report.html").read_text()
-    begin, _, rest = REPORT.partition("<div")
-    assert html.startswith(f"{begin}<script>") and html.endswith(f"</script>\n<div{rest}")
-    assert 'const page = "results/s/summary.html";' in html and read(html).tags.count("script") == 2
-
-
-@pytest.mark.parametrize("text", [REPORT.replace("app", "other"), REPORT.replace("summary", "other"), ""])
-def test_what_is_no_such_report_is_refused(text: str, tmp_path: Path) -> None:
-    (tmp_path / "report.html").write_text(text)
-    with pytest.raises(StudyError, match=r"report\.html: "):
-        open_on(tmp_path / "report.html", "results/s/summary.html")
-    assert (tmp_path / "report.html").read_text() == text

@@ -53,7 +53,7 @@ def test_the_files_of_a_report(report: Path) -> None:
     assert all(path.read_text().startswith("<?xml") for path in (report / "figures").iterdir())
 
 
-@pytest.mark.slow  # seeds of an arm's own: `test_across.py`, `analysis/test_scores.py`
+@pytest.mark.slow  # seeds of an arm's own: `analysis/test_scores.py`
 def test_an_arm_with_more_seeds_than_the_others(make_study: Callable[..., tuple[Study, Path]], tmp_path: Path) -> None:
     arms = {"naive": {}, "dvp": {"vocabulary": {"rule": "min_p", "rho": "e-5"}, "seeds": [3, 4, 5, 6]}}
     ablations = {"rho": {"base": ["naive", "dvp"], "field": "disturbance.floor", "values": [0.0, 0.1]}}

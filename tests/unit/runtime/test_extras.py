@@ -67,11 +67,11 @@ def ends(lacking: Iterable[str], folder: Path, alone: Iterable[str] = ()) -> dic
     log.write_text('{"sampler_logprobs": [-1.0, -2.0], "trainer_logprobs": [-1.0, -2.1]}\n', encoding="utf-8")
     out = str(folder / "out")
     commands = [
-        *(["check", study], ["plan", study], ["schema"], ["metrics"], ["download", study], ["unlock"]),
+        *(["check", study], ["plan", study], ["schema"], ["metrics"], ["download", study]),
         *(["demo", "--no-open", "--out", str(folder / "demo.html")], ["watch", str(log), "--once"]),
         ["explain", str(log), "--model", str(folder / "nowhere")],
         *(["diagnose", str(log)], ["probe", str(folder / "nowhere")], ["claims", out], ["mirror", out]),
-        *(["across", study, study, "--results", out, "--out", out], ["dashboard", out]),
+        *(["dashboard", out],),
         *(["card", out, "--evaluation", out], ["job", "summarise", "--study", study, "--results", out, "--out", out]),
     ]
     assert {command[0] for command in commands} - {"job"} == {
@@ -124,7 +124,7 @@ def test_a_plain_install(elsewhere: tuple[str, ...], tmp_path: Path) -> None:
     assert not asked.keys() & works
     assert asked["probe"] == ".[probe]" and asked["batch_loss"] == ".[diagnose]"
     others = asked.keys() - {"probe", "explain", "batch_loss"}
-    assert others >= {"download", "train", "unlock", "across"} and {asked[name] for name in others} == {".[study]"}
+    assert others >= {"download", "train"} and {asked[name] for name in others} == {".[study]"}
 
 
 def test_a_plain_install_reads_curves_and_names_what_a_file_of_torch_needs(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_an_install_for_models(tmp_path: Path) -> None:
     assert [found[name] for name in ("diagnose", "batch_loss", "check", "plan", "demo")] == ["works"] * 5
     assert "nowhere" in str(found["probe"])
     asked = needs(found)
-    assert asked.keys() >= {"across", "unlock"} and {*asked.values()} == {".[study]"}
+    assert asked.keys() >= {"download", "train"} and {*asked.values()} == {".[study]"}
 
 
 @pytest.mark.parametrize("module", ["tailrl.nowhere", "no_such_library"])

@@ -84,7 +84,7 @@ HEADERS = {
 
 @pytest.mark.parametrize("study", HEADERS)
 def test_headers_say_the_power_of_their_paired_tests(study: str) -> None:
-    text = (Path(__file__).parents[3] / f"studies/shared/{study}.yaml").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / f"studies/{study}.yaml").read_text(encoding="utf-8")
     for effect, spread, pairs, tests, said in HEADERS[study]:
         assert round(paired_power(effect, spread, pairs, tests), 2) == said
         assert f"{said:.2f}" in text

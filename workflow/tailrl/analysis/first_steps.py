@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tailrl.analysis.runs import known_mean
 from tailrl.artifacts.results import Results
-from tailrl.stats.tests import Difference, arm_difference, difference_from
+from tailrl.stats.tests import Difference, difference_from
 from tailrl.tracking.metrics import K3_UNMASKED
 
 FIRST_STEPS = 10
@@ -53,20 +53,6 @@ def k3_ratios(numbers: list[FirstK3]) -> Iterator[K3Ratio]:
     for (earlier, below), (later, above) in itertools.combinations(_logarithms(numbers).items(), 2):
         if seeds := sorted(below.keys() & above.keys()):
             yield _ratio(later, earlier, difference_from([above[seed] - below[seed] for seed in seeds], 0.0))
-
-
-def ratios_across(names: tuple[str, str], first: list[FirstK3], second: list[FirstK3]) -> Iterator[K3Ratio]:
-    """Each arm of both studies with a k3 above 0: the second study's over the first's, unpaired (Welch over seeds).
-
-    Args:
-        names: of the studies, which stand before the arm's name.
-        first: the numbers of the first study.
-        second: the numbers of the second study.
-    """
-    one, other = _logarithms(first), _logarithms(second)
-    for arm in (arm for arm in one if arm in other):
-        found = arm_difference(list(other[arm].values()), list(one[arm].values()))
-        yield _ratio(f"{names[1]}: {arm}", f"{names[0]}: {arm}", found)
 
 
 def _logarithms(numbers: list[FirstK3]) -> dict[str, dict[int, float]]:

@@ -1,4 +1,4 @@
-"""The endpoints of a study in parts, as `pools` says them: differences, means and slopes of numbers by arm and seed."""
+"""The endpoints of a study in parts, as its `pooled` says: differences, means and slopes of numbers by arm and seed."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -6,9 +6,9 @@ from math import exp, log, nan
 
 import numpy as np
 
-from tailrl.analysis.pools import Family, Pool, matching, named
+from tailrl.config.pooled import Family, Pool, matching, named
 from tailrl.stats.intervals import Interval, mean_interval
-from tailrl.stats.tests import NO_DIFFERENCE, Difference, arm_contrast, difference_from, holm
+from tailrl.stats.tests import NO_DIFFERENCE, Difference, arm_contrast, arm_difference, difference_from, holm
 
 Numbers = Mapping[str, Mapping[int, float]]
 """A number of each arm's runs in one part, by seed."""
@@ -53,6 +53,21 @@ class PooledMeasure:
     part: str
     arm: str
     value: Interval
+
+
+@dataclass(frozen=True, slots=True)
+class PooledChange:
+    """A measure of an arm in one part minus that in the part that the others are compared with (Welch over seeds).
+
+    Attributes:
+        change_p_holm: p by Holm over the measure's arms and parts.
+    """
+
+    measure: str
+    part: str
+    arm: str
+    change: Difference
+    change_p_holm: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +118,27 @@ def pooled_measures(pool: Pool, parts: PartNumbers) -> list[PooledMeasure]:
     return found
 
 
+def pooled_changes(pool: Pool, parts: PartNumbers) -> list[PooledChange]:
+    """The score and every measure of the arms that a part shares with `pool.against`, measure by measure.
+
+    A measure that is the same in all seeds of both parts, such as naive's mass outside the safe set, is left out.
+    """
+    if pool.against is None or pool.against not in parts:
+        return []
+    changes: list[PooledChange] = []
+    for name in (POOLED_SCORE, *pool.measures):
+        first = parts[pool.against][name]
+        lines: list[PooledChange] = []
+        for arm in first:
+            for part, measures in parts.items():
+                here, there = np.array([*measures[name].get(arm, {}).values()]), np.array([*first[arm].values()])
+                if part != pool.against and here.size and np.ptp(np.concatenate([here, there])) > 0:
+                    lines.append(PooledChange(name, part, arm, arm_difference(here, there), nan))
+        adjusted = holm([line.change.p for line in lines]).tolist()
+        changes += [replace(line, change_p_holm=p) for line, p in zip(lines, adjusted, strict=True)]
+    return changes
+
+
 def pooled_slopes(pool: Pool, parts: PartNumbers) -> list[PooledSlope]:
     """How measures grow over the parts, of every seed that all finished parts have; nothing with a single part."""
     found = []
@@ -121,7 +157,7 @@ def _lines(pool: Pool, name: str, family: Family, scores: Mapping[str, Numbers])
     """A family's lines, before Holm."""
     for compared in family.of:
         for arm in compared.chosen(_arms(scores.values())):
-            less, weights = named(compared.less, arm), compared.weights(arm)
+            less, weights = named(compared.minus, arm), compared.weights(arm)
             whole = {part: own for part, own in scores.items() if weights.keys() <= own.keys()}
             if pool.unit == "part":
                 yield PooledLine(name, "", arm, less, *_over(list(whole.values()), weights), True)

@@ -14,8 +14,11 @@ from tailrl.tracking.metrics import (
     CURRICULUM_LEVEL,
     DELTA_SEQUENCE_UNMASKED,
     ENTROPY,
+    K3_MASKED,
     K3_UNMASKED,
+    KEPT_MASS_TRAIN,
     LENGTH,
+    LOST_MASS,
     MASKED_TOKENS,
     OUTSIDE,
     REJECTED,
@@ -57,6 +60,8 @@ class ResponseMeans:
         level: of the curriculum, in the last step.
         rejected, vetoed: the shares of responses that a weight's bound or a rejection drops, and that the veto drops.
         masked, outside: the shares of tokens that a correction masks, and that lie outside the trainer's safe set.
+        lost, lost_of_response: the mass outside the trainer's safe set, of a token, and summed over a response.
+        k3_masked, k3_unmasked: of the masked and of the full policies, nats.
     """
 
     arm: str
@@ -70,17 +75,32 @@ class ResponseMeans:
     vetoed: float
     masked: float
     outside: float
+    lost: float
+    lost_of_response: float
+    k3_masked: float
+    k3_unmasked: float
 
 
 def response_means(results: Results) -> Iterator[ResponseMeans]:
     """A record for each run, arm by arm."""
     for run in results.all_runs():
-        tokens, delta_abs, size = (
-            known_mean(run.metric(key)) for key in (LENGTH, DELTA_SEQUENCE_UNMASKED, SAMPLE_SIZE_RAW)
+        yield ResponseMeans(
+            arm=run.arm,
+            seed=run.seed,
+            tokens=known_mean(run.metric(LENGTH)),
+            delta_abs=known_mean(run.metric(DELTA_SEQUENCE_UNMASKED)),
+            delta_sd=_delta_sd(run.tokens),
+            sample_size=known_mean(run.metric(SAMPLE_SIZE_RAW)),
+            level=float(run.metric(CURRICULUM_LEVEL)[-1]),
+            rejected=known_mean(run.metric(REJECTED)),
+            vetoed=known_mean(run.metric(VETOED)),
+            masked=known_mean(run.metric(MASKED_TOKENS)),
+            outside=known_mean(run.metric(OUTSIDE)),
+            lost=1 - known_mean(run.metric(KEPT_MASS_TRAIN)),
+            lost_of_response=known_mean(run.metric(LOST_MASS)),
+            k3_masked=known_mean(run.metric(K3_MASKED)),
+            k3_unmasked=known_mean(run.metric(K3_UNMASKED)),
         )
-        level = float(run.metric(CURRICULUM_LEVEL)[-1])
-        lost = (known_mean(run.metric(key)) for key in (REJECTED, VETOED, MASKED_TOKENS, OUTSIDE))
-        yield ResponseMeans(run.arm, run.seed, tokens, delta_abs, _delta_sd(run.tokens), size, level, *lost)
 
 
 def _delta_sd(tokens: Tokens) -> float:

@@ -18,13 +18,18 @@ PARTS = {"gradients": "gradient_quality", "distributions": "distributions"}
 """Parts of a study's folder with a report of their own. In the default study each part counts as a study, named by its
 target."""
 
-COMMANDS = {
-    **dict.fromkeys(("ablate_domain_arithmetic", "ablate_domain_words"), "make ablate_domain"),
-    **dict.fromkeys(("ablate_length_3", "ablate_length_4", "ablate_length_6"), "make ablate_length"),
-    "default": "make reproduce",
-    "distributions": "make distributions",
-}
+COMMANDS = {"default": "make reproduce", "distributions": "make distributions"}
 """The commands that make the results of these names; for other names it is `make <name>`."""
+
+
+def command_of(study: str) -> str:
+    """The command that makes the results of this name; a part is made with its study."""
+    name = study.partition("/")[0]
+    return COMMANDS.get(name, f"make {name}")
+
+
+OF_A_STUDY = {*PARTS, "tables", "figures", "ablations", "pooled", "finished", "before"}
+"""Folders in a study's that are no part of it."""
 
 EARLY_WARNING = "early_warning"
 """Results made of the runs of several studies, which their lines name."""
@@ -32,8 +37,8 @@ EARLY_WARNING = "early_warning"
 FIRST_FIGURES = ("evaluation", "survival", "training", "mismatch")
 """The figures that come first, in this order."""
 
-SEARCH = "search_"
-"""The prefix of studies that search for a dose with one or two seeds; they are no evidence."""
+SEARCH = "search"
+"""The folder of studies that search for a dose with one or two seeds; they are no evidence."""
 
 SAME_RUNS = ("id", "seeds", "effect", "low", "high")
 """Two lines that agree in these columns come from the same runs."""
@@ -72,7 +77,7 @@ class Shown:
     def command(self) -> str:
         """The command that makes it again; for early warnings also the studies with their runs."""
         of = self.claims[0].arms.split(", ") if self.name == EARLY_WARNING and self.claims else []
-        first, *rest = dict.fromkeys(COMMANDS.get(name, f"make {name}") for name in [*of, self.name])
+        first, *rest = dict.fromkeys(map(command_of, [*of, self.name]))
         return " ".join([first, *(command.removeprefix("make ") for command in rest)])
 
 
@@ -107,11 +112,14 @@ def read_shown(roots: Iterable[Path]) -> list[Shown]:
     """
     found: dict[str, Shown] = {}
     for root in roots:
-        for folder in sorted(path for path in root.glob("*") if path.is_dir() and not path.name.startswith(SEARCH)):
-            if folder.name == "default":
-                places = {folder.name: [folder], **{name: [folder / part] for part, name in PARTS.items()}}
+        for folder in sorted(path for path in (*root.glob("*"), *root.glob("*/*")) if path.is_dir()):
+            name = folder.relative_to(root).as_posix()
+            if SEARCH in folder.relative_to(root).parts or ("/" in name and folder.name in OF_A_STUDY):
+                continue
+            if name == "default":
+                places = {name: [folder], **{target: [folder / part] for part, target in PARTS.items()}}
             else:
-                places = {folder.name: [folder, *(folder / part for part in PARTS)]}
+                places = {name: [folder, *(folder / part for part in PARTS)]}
             for name, own in places.items():
                 if name not in found and any(_tables(place) for place in own):
                     found[name] = _shown(name, own)

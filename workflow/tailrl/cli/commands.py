@@ -91,20 +91,9 @@ def download(
     from tailrl.config.study import Study
     from tailrl.model.download import download_inputs
 
-    fetched = download_inputs(parse_settings(Study, study) if study.lstrip().startswith("{") else read_study(study))
+    whole = parse_settings(Study, study) if study.lstrip().startswith("{") else read_study(study)
+    fetched = list(dict.fromkeys(one for part in whole.each().values() for one in download_inputs(part)))
     print(f"on this machine: {', '.join(fetched)}" if fetched else "nothing to download: the study needs no network")
-
-
-def across(
-    study: StudyFiles,
-    results: Annotated[Path, Option(help="the folder that holds the studies' results folders")],
-    out: Annotated[Path, Option(help="what to write, without its ending: OUT.md, OUT.csv, OUT.svg")],
-) -> None:
-    """Compare studies with the same arms: score, kept mass, mismatch."""
-    from tailrl.config.load import read_study
-    from tailrl.report.study import write_across
-
-    write_across([read_study(path) for path in study], results, out)
 
 
 def card(
@@ -534,15 +523,8 @@ def dashboard(results: Folder) -> None:
     make_dashboard(results)
 
 
-def unlock() -> None:
-    """Remove the lock that a killed Snakemake left in this folder, and no other lock."""
-    from tailrl.runtime.snakemake_lock import remove_stale_lock
-
-    remove_stale_lock(Path.cwd())
-
-
 HELP_GROUPS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Study": (check, plan, schema, metrics, download, unlock),
-    "Results": (demo, diagnose, explain, watch, probe, across, card, claims, mirror, dashboard),
+    "Study": (check, plan, schema, metrics, download),
+    "Results": (demo, diagnose, explain, watch, probe, card, claims, mirror, dashboard),
 }
 """The help's groups of commands, in order."""

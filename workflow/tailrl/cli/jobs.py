@@ -153,17 +153,6 @@ def summarise(study: WholeStudy, results: Folder, out: Out) -> None:
 
 
 @command()
-def html(
-    report: Annotated[Path, Option(help="the report that Snakemake made")],
-    page: Annotated[str, Option(help="the page in it, by its path")],
-) -> None:
-    """Make Snakemake's report open on a study's page."""
-    from tailrl.report.opening import open_on
-
-    open_on(report, page)
-
-
-@command()
 def ablation(study: WholeStudy, name: Annotated[str, Option()], results: Folder, out: Out) -> None:
     """Write an ablation's table and figure."""
     from tailrl.report.study import write_ablation
@@ -182,7 +171,7 @@ def measure_gradients(settings: SettingsText, out: Out) -> None:
 
 
 @command()
-def gradients(results: Folder, out: Out) -> None:
+def gradient_page(results: Folder, out: Out) -> None:
     """Write the table and figure of the measured gradients."""
     from tailrl.report.study import write_gradients
 
@@ -204,7 +193,7 @@ def compare(settings: SettingsText, policy: PolicyFolder, problems: ProblemFile,
 
 
 @command()
-def distributions(results: Folder, engine: Annotated[list[str], Option(help="once for each")], out: Out) -> None:
+def distribution_page(results: Folder, engine: Annotated[list[str], Option(help="once for each")], out: Out) -> None:
     """Write the tables and the figure of the compared distributions."""
     from tailrl.report.study import write_distribution_report
 
@@ -212,7 +201,7 @@ def distributions(results: Folder, engine: Annotated[list[str], Option(help="onc
 
 
 @command()
-def equal_mass(settings: SettingsText, policy: PolicyFolder, problems: ProblemFile, out: Out) -> None:
+def equal_mass_table(settings: SettingsText, policy: PolicyFolder, problems: ProblemFile, out: Out) -> None:
     """Find the k of top-k and the p of top-p that keep as much mass as min-p does."""
     compared = parse_settings(Distributions, settings)
     take(1)
@@ -238,11 +227,11 @@ def overview(results: Roots, out: Out) -> None:
 
 
 @command()
-def pooled(name: Annotated[str, Option(help="of `analysis/pools.yaml`")], out: Out, part: PartTables = None) -> None:
+def pool(study: WholeStudy, out: Out, part: PartTables = None) -> None:
     """Write the tables, the page and the figure over the finished parts of a study."""
     from tailrl.report.study import write_pooled
 
-    write_pooled(name, part or [], out)
+    write_pooled(parse_settings(Study, study), part or [], out)
 
 
 @command()

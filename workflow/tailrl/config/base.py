@@ -26,6 +26,9 @@ LONGEST_NAME = 100
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}$"
 """Names of studies, arms, ablations and compared engines, which are parts of files' names."""
 
+STUDY_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}(/[A-Za-z0-9][A-Za-z0-9_.+-]{0,99})?$"
+"""The name of a study, or of one of its parts: <study>/<part>, as its folder of results is."""
+
 NAME_RULE = f"at most {LONGEST_NAME} letters, digits, _ . + -"
 
 

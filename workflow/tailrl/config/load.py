@@ -4,15 +4,15 @@ import copy
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from pydantic import Discriminator, ValidationError
-from pydantic.fields import FieldInfo
+from pydantic import ValidationError
 
+from tailrl.config import merging
 from tailrl.config.base import Settings
 from tailrl.config.messages import near, sentences
 from tailrl.config.study import Study
@@ -116,32 +116,7 @@ def merged(*configs: Mapping[str, Any]) -> dict[str, Any]:
 
     A task or a policy of another kind replaces the earlier block, which has other keys. `Study` says where they stand.
     """
-    return _merged(configs, Study)
-
-
-def _merged(configs: Iterable[Mapping[str, Any]], model: type[Settings] | None) -> dict[str, Any]:
-    """`model` is the type of the blocks, where they have one type alone."""
-    whole: dict[str, Any] = {}
-    for config in configs:
-        for key, value in config.items():
-            before, after = whole.get(key), value
-            field = model.model_fields.get(key) if model else None
-            if isinstance(before, Mapping) and isinstance(after, Mapping) and not _other_kind(field, before, after):
-                kind = field.annotation if field else None
-                block = kind if isinstance(kind, type) and issubclass(kind, Settings) else None
-                after = _merged((before, after), block)
-            whole[key] = after
-    return whole
-
-
-def _other_kind(field: FieldInfo | None, before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    """Whether a block names another kind than the block below it; kinds are those of a union of tagged blocks."""
-    for part in field.metadata if field else ():
-        if isinstance(part, Discriminator) and part.custom_error_context:
-            key = str(part.custom_error_context["field"])
-            kind = before.get(key, part.custom_error_context["default"])
-            return bool(after.get(key, kind) != kind)
-    return False
+    return merging.merged(configs, Study)
 
 
 def read_config(path: str | Path) -> dict[str, Any]:

@@ -87,7 +87,7 @@ JOBS = {
     "evaluate": ("tailrl.evaluation.evaluate", "tailrl.tasks.math_verify_worker"),
     "measure_gradients": ("tailrl.probes.gradients.quality",),
     "compare": ("tailrl.probes.distributions.measure",),
-    "equal_mass": ("tailrl.probes.distributions.equal_mass",),
+    "equal_mass_table": ("tailrl.probes.distributions.equal_mass",),
     "report": ("tailrl.report.study",),
 }
 """The modules that each kind of job runs, beside those that its settings name."""

@@ -4,19 +4,21 @@ import itertools
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from tailrl.config.ablation import Ablation
 from tailrl.config.arm import Arm
-from tailrl.config.base import HOTTEST, LONGEST_NAME, NAME, NAME_RULE, Seeds, Settings
+from tailrl.config.base import HOTTEST, LONGEST_NAME, NAME, NAME_RULE, STUDY_NAME, Seeds, Settings
 from tailrl.config.curriculum import Curriculum
 from tailrl.config.distributions import ComparedEngine, Distributions, DistributionSettings
 from tailrl.config.gradients import GradientQuality, Gradients
 from tailrl.config.jobs import Evaluation, Problems, Run
+from tailrl.config.merging import merged
 from tailrl.config.messages import near, sentences
 from tailrl.config.policy import MADE_MODELS, Policy, ScratchPolicy, lacking, lies
+from tailrl.config.pooled import Pool
 from tailrl.config.results import collision
 from tailrl.config.sampler import SamplerSettings
 from tailrl.config.source_files import own_code
@@ -41,6 +43,9 @@ BASE_ARM = "base"
 
 SAMPLED = ("temperature", "max_new_tokens", "token_budget", "rollout_timeout", "dtype")
 """Fields of `training` that the comparison of distributions takes too."""
+
+NOT_OF_A_PART = {"name", "extends", "parts", "pooled", "endpoint"}
+"""Settings of a whole study."""
 
 DENSE = "the policy is dense and has no experts; leave it out"
 MIXTURE = "the policy is a mixture, whose experts are not quantised; leave it out"
@@ -88,8 +93,9 @@ class Study(Settings):
 
     model_config = ConfigDict(json_schema_extra=_unless_it_extends)
 
-    name: str = Field(pattern=NAME, description="names the folder results/<name>")
-    description: str = Field("", description="one line for the report")
+    name: str = Field(pattern=STUDY_NAME, description="names the folder results/<name>")
+    description: str = Field("", description="one line for the report; {part} stands for the name of a part")
+    endpoint: str = Field("", description="what decides, fixed before the first run; the pages quote it")
     extends: str | None = Field(
         None,
         exclude=True,
@@ -113,6 +119,43 @@ class Study(Settings):
     )
     gradient_quality: GradientQuality = GradientQuality()
     distributions: DistributionSettings = DistributionSettings()
+    makes: tuple[Literal["report", "distributions", "gradients"], ...] = Field(
+        (),
+        description="the pages of a study: its report, that of distributions.engines, that of gradient_quality; none: "
+        "the report, and that of the engines where they are named",
+    )
+    parts: dict[str, dict[str, Any]] = Field(
+        default_factory=dict,
+        description="the study several times, each time with these settings merged in; results/<name>/<part>",
+    )
+    pooled: Pool | None = Field(None, description="the page over the parts")
+
+    @field_validator("arms", mode="before")
+    @classmethod
+    def _without_arms_of_null(cls, arms: Any) -> Any:
+        # So a file leaves out an arm of the file that it extends, and a part an arm of its study.
+        return {name: arm for name, arm in arms.items() if arm is not None} if isinstance(arms, dict) else arms
+
+    @field_validator("parts", mode="before")
+    @classmethod
+    def _named_by_text(cls, parts: Any) -> Any:
+        return {str(name): settings for name, settings in parts.items()} if isinstance(parts, dict) else parts
+
+    @model_validator(mode="after")
+    def _with_parts(self) -> Self:
+        for name, settings in self.parts.items():
+            if not re.fullmatch(NAME, name):
+                raise ValueError(f"{one_line(repr(name))} cannot name a part: {NAME_RULE}")
+            if wrong := settings.keys() & NOT_OF_A_PART:
+                raise ValueError(f"parts.{name}.{min(wrong)}: is set for the whole study")
+        if self.pooled is not None:
+            self.pooled.check_parts(self.parts)
+        kept = {part.training.snapshot_every is None for part in self.each().values()}
+        routed = {part.says_experts for part in self.each().values()}
+        if len(kept) > 1 or len(routed) > 1:
+            key = "training.snapshot_every" if len(kept) > 1 else "distributions.engines: sampler.routes"
+            raise ValueError(f"parts: {key} is set in some and not in others: their files would differ")
+        return self
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -194,6 +237,32 @@ class Study(Settings):
                 raise ValueError(f"{key}.routes: {DENSE}")
             if sampler.quantization is not None and self.policy.experts is not None:
                 raise ValueError(f"{key}.quantization: {MIXTURE}")
+
+    def each(self) -> dict[str, "Study"]:
+        """The study's parts by their names, such as causes/1; of a study without parts the study by its own."""
+        if not self.parts:
+            return {self.name: self}
+        shared = self.model_dump(exclude_unset=True, exclude=NOT_OF_A_PART)
+        studies = {}
+        for name, settings in self.parts.items():
+            whole = merged((shared, settings), type(self)) | {"name": f"{self.name}/{name}"}
+            whole["description"] = whole.get("description", "").replace("{part}", name)
+            try:
+                studies[whole["name"]] = type(self).model_validate(whole)
+            except ValidationError as error:
+                raise ValueError(f"parts.{name}: {sentences(error, type(self))}") from None
+        return studies
+
+    @property
+    def pages(self) -> tuple[str, ...]:
+        """What a call for all of the study makes, of `makes`."""
+        engines = ("distributions",) if "engines" in self.distributions.model_fields_set else ()
+        return self.makes or ("report", *engines)
+
+    @property
+    def says_experts(self) -> bool:
+        """Whether one of the compared engines says which experts it chose."""
+        return any(engine.sampler.routes for engine in self.distributions.engines.values())
 
     def problems(self) -> Problems:
         """The settings of the job that writes the problems."""

@@ -12,17 +12,21 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from tailrl.analysis.format import p_value, percent, points
 from tailrl.analysis.pooled import (
     POOLED_SCORE,
+    PooledChange,
     PooledLine,
     PooledMeasure,
+    pooled_changes,
     pooled_lines,
     pooled_measures,
     pooled_slopes,
 )
-from tailrl.analysis.pools import Pool, PoolFigure, pools
 from tailrl.artifacts.tables import flat_rows, write_csv
+from tailrl.config.pooled import Pool, PoolFigure
+from tailrl.config.study import Study
 from tailrl.report.axes import Look, arm_legend, arm_styles, make_panels, save_svg, style
 from tailrl.report.page import render
 from tailrl.report.parts import read_parts
+from tailrl.runtime.errors import StudyError
 from tailrl.stats.intervals import Interval
 from tailrl.stats.tests import Difference
 
@@ -30,22 +34,30 @@ PlacedMean = tuple[float, float, float, float]
 """x, and a mean with the ends of its interval."""
 
 
-def write_pooled(name: str, folders: Sequence[Path], out: Path) -> None:
+def write_pooled(study: Study, folders: Sequence[Path], out: Path) -> None:
     """Write the files of `Pool.outputs` into the folder `out`.
 
     Args:
-        name: of `pools`.
+        study: with parts, and `pooled`.
         folders: of each finished part's tables.
         out: the report's folder; the same inputs give the same bytes.
 
     Raises:
         StudyError: no part is finished, or a table cannot be read.
     """
-    pool = pools()[name]
-    parts = read_parts(pool, folders)
-    lines, measures, slopes = pooled_lines(pool, parts), pooled_measures(pool, parts), pooled_slopes(pool, parts)
+    pool = study.pooled
+    if pool is None:
+        raise StudyError(f"{study.name}: says nothing under pooled")
+    names = pool.parts or tuple(study.parts)
+    parts = read_parts(pool, names, folders)
+    lines = pooled_lines(pool, parts)
+    measures = pooled_measures(pool, parts)
+    changes = pooled_changes(pool, parts)
+    slopes = pooled_slopes(pool, parts)
     write_csv(out / "comparisons.csv", flat_rows(lines))
     write_csv(out / "measures.csv", flat_rows(measures))
+    if pool.against:
+        write_csv(out / "changes.csv", flat_rows(changes))
     if pool.slopes:
         write_csv(out / "slopes.csv", flat_rows(slopes))
     if pool.figure:
@@ -54,9 +66,9 @@ def write_pooled(name: str, folders: Sequence[Path], out: Path) -> None:
         "pooled.md.j2",
         pool=pool,
         parts=list(parts),
-        missing=[part for part in pool.parts if part not in parts],
+        missing=[part for part in names if part not in parts],
         families={family: [_cells(pool, line) for line in lines if line.family == family] for family in pool.families},
-        tables=list(_tables(pool, measures)),
+        tables=list(_tables(pool, measures, changes)),
         slopes=[[one.measure, one.against, one.arm, _text(one.slope), one.slope.n] for one in slopes],
     )
     (out / "pooled.md").write_text(page, encoding="utf-8")
@@ -142,22 +154,26 @@ def _cells(pool: Pool, line: PooledLine) -> list[str]:
     ]
 
 
-def _tables(pool: Pool, measures: Sequence[PooledMeasure]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+def _tables(
+    pool: Pool, measures: Sequence[PooledMeasure], changes: Sequence[PooledChange]
+) -> Iterator[tuple[str, list[str], list[list[str]]]]:
     """Tables of arms with their titles and columns: of all measures, or for each measure of all parts."""
-    cells = {(one.arm, one.part, one.measure): one for one in measures}
+    cells = {(one.arm, one.part, one.measure): _cell(one) for one in measures}
+    for change in changes:
+        cells[change.arm, change.part, change.measure] += f" (p {p_value(change.change_p_holm)})"
     names = list(dict.fromkeys(one.measure for one in measures))
     arms = list(dict.fromkeys(one.arm for one in measures))
     parts = list(dict.fromkeys(one.part for one in measures))
     if pool.unit == "part":
-        yield "Measures", names, [[arm, *(_cell(cells.get((arm, "", name))) for name in names)] for arm in arms]
+        yield "Measures", names, [[arm, *(cells.get((arm, "", name), "") for name in names)] for arm in arms]
         return
     for name in names:
-        rows = [[arm, *(_cell(cells.get((arm, part, name))) for part in parts)] for arm in arms]
+        rows = [[arm, *(cells.get((arm, part, name), "") for part in parts)] for arm in arms]
         yield name, parts, [row for row in rows if any(row[1:])]
 
 
-def _cell(one: PooledMeasure | None) -> str:
-    if one is None or math.isnan(one.value.mean):
+def _cell(one: PooledMeasure) -> str:
+    if math.isnan(one.value.mean):
         return ""
     return percent(one.value) if one.measure == POOLED_SCORE else _text(one.value)
 

@@ -21,7 +21,6 @@ from tailrl.claims.study import judge
 from tailrl.config.study import Study
 from tailrl.report import figures, gradients, snapshots
 from tailrl.report.ablation import write_ablation
-from tailrl.report.across import write_across
 from tailrl.report.axes import save_svg
 from tailrl.report.distributions import write_distribution_report
 from tailrl.report.early_warning import write_early_warning
@@ -40,7 +39,6 @@ __all__ = [
     "claims_page",
     "read_shown",
     "write_ablation",
-    "write_across",
     "write_distribution_report",
     "write_early_warning",
     "write_gradients",
