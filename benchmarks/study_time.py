@@ -40,7 +40,7 @@ def time_of(folder: Path) -> list[dict[str, object]]:
         }
         for name, seconds in jobs.items()
     ]
-    first, last = ((folder / file).stat().st_mtime for file in ("data/train.jsonl", "report.html"))
+    first, last = ((folder / file).stat().st_mtime for file in ("data/train.jsonl", "summary.html"))
     whole = {"part": "whole", "jobs": sum(map(len, jobs.values())), "seconds": round(last - first, 1)}
     return [*rows, whole | {"working_seconds": ""}]
 

@@ -21,7 +21,6 @@ AIMS = (
     TWO_JOBS,
     "evaluation",
     "tables",
-    "report",
 )
 """A round: each kind of kill once, and the dearest part, the checkpoint, twice."""
 TRAINING_AIMS = (RECORDS, "training", "checkpoint", "checkpoint", "results", TWO_JOBS)

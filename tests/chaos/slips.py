@@ -100,7 +100,7 @@ SLIPS: dict[str, Slip] = {
         "tests/unit/training/test_resume.py::test_a_prompt_with_the_date_is_another_runs_on_the_next_day",
     ),
     "a file that extends another drops its arms": Slip(
-        "config/load.py",
+        "config/merging.py",
         "and not _other_kind(field, before, after):",
         'and not _other_kind(field, before, after) and not {"name", "source"} & after.keys():',
         "tests/unit/config/test_study_files.py::test_any_key_may_name_what_a_file_adds",

@@ -57,10 +57,11 @@ control; moe: a mixture of experts with routing replay."""
 MIXTURE = {"policy.experts": 4, "policy.intermediate_size": 64}
 """Changes of the base policy, where it is a mixture: as many parameters meet a token as in the dense one."""
 COMMAND = (
-    "tailrl unlock && {{ [ -e downloaded ] || {{ snakemake --cores 2 download --configfile {study} && "
-    "touch downloaded; }}; }} && exec snakemake --cores 2 {targets} --configfile {study}"
+    "snakemake --unlock --configfile {study} && "
+    "{{ [ -e downloaded ] || {{ snakemake --cores 2 download --configfile {study} && touch downloaded; }}; }} && "
+    "exec snakemake --cores 2 {targets} --configfile {study}"
 )
-"""What `make reproduce` does, after a download of the model. exec: the process that is killed alone is Snakemake."""
+"""As docs/how-to/after-a-crash.md says, after a download. exec: the process that is killed alone is Snakemake."""
 TRAINING = tuple(f"train_{arm}" for arm in ARMS)
 """Targets of a study that ends with its training."""
 

@@ -17,10 +17,9 @@ STAGES = (
     "results",
     "evaluation",
     "tables",
-    "report",
 )
 """What jobs do, in the order of a study. Training is four: its engine starts, it steps, it writes a checkpoint, and at
-last its results. The tables, figures and summary are one job, and report.html another."""
+last its results. The tables, figures and summary are one job."""
 PASSING = {"checkpoint": "writing.safetensors", "results": "writing-results"}
 """What is too short to be met by looking at processes, and under which passing name it writes."""
 _COMMANDS = {"policy": "base policy", "evaluate": "evaluation", "summarise": "tables"}
@@ -60,9 +59,7 @@ def jobs(folder: Path) -> list[Job]:
     found = []
     for process, command in sorted(marked(folder).items()):
         names = [Path(word).name for word in command[:3]]
-        if "snakemake" in names and "--report" in command:
-            found.append(Job(process, "report", "report.html"))
-        elif names[1:] == ["tailrl", "download"]:
+        if names[1:] == ["tailrl", "download"]:
             found.append(Job(process, "download", "download"))
         elif names[1:] == ["tailrl", "job"] and "--out" in command:
             out = folder / command[command.index("--out") + 1]
@@ -85,10 +82,7 @@ def cpu_seconds(process: int) -> float | None:
 
 def snakemake(folder: Path) -> int | None:
     """The process of the study's Snakemake."""
-    found = marked(folder).items()
-    names = {
-        process: [Path(word).name for word in command[:2]] for process, command in found if "--report" not in command
-    }
+    names = {process: [Path(word).name for word in command[:2]] for process, command in marked(folder).items()}
     return min((process for process, words in names.items() if "snakemake" in words), default=None)
 
 

@@ -9,6 +9,5 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Workflow:
     workflow = copy_workflow(tmp_path_factory.mktemp("study"))
     result = workflow.run("snakemake", "--cores", "2", "--configfile", TINY)
     assert result.returncode == 0, (result.stdout + result.stderr)[-5000:]
-    pages = "results/tiny/report.html, results/tiny/summary.html"
-    assert f"\ntailrl: look at {pages}; next: snakemake --cores all ablations --configfile {TINY}\n" in result.stderr
+    assert "\ntailrl: look at results/tiny/summary.html\n" in result.stderr
     return workflow

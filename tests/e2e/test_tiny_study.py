@@ -22,7 +22,7 @@ ARMS, SEEDS = ("naive", "dvp_mis"), (0, 1)
 RUNS = [(arm, seed) for arm in ARMS for seed in SEEDS]
 TRAINED = [f"train {arm}, seed {seed}" for arm, seed in RUNS]
 EVALUATED = [f"evaluate {arm}" for arm in ("base", *ARMS)]
-REPORTED = ["report.html", "tables, figures and summary"]
+REPORTED = ["tables, figures and summary"]
 FIGURES = ("evaluation", "training", "survival", "mismatch", "delta", "kept", "time")
 
 
@@ -55,7 +55,7 @@ def test_every_output_exists(results: Path) -> None:
         files += [f"train/{arm}/seed{seed}/{name}" for name in names]
     files += [f"figures/{figure}.svg" for figure in FIGURES] + [f"tables/{figure}.csv" for figure in FIGURES]
     files += [f"tables/{table}.csv" for table in ("policies", "differences", "claims")]
-    files += ["summary.md", "summary.html", "report.html", "data/problems.json", "base/warm_start.json"]
+    files += ["summary.md", "summary.html", "data/problems.json", "base/warm_start.json"]
     assert [file for file in files if not (results / file).is_file() or not (results / file).stat().st_size] == []
 
 
@@ -132,10 +132,6 @@ def test_the_pages_show_the_figures(results: Path) -> None:
     page = (results / "summary.html").read_text(encoding="utf-8")
     assert page.count('<div role="img"') == len(FIGURES)
     assert page.count('<figure class="chart"') == 3
-    report = (results / "report.html").read_text(encoding="utf-8")
-    for figure in FIGURES:
-        assert f"{figure}.svg" in report
-    assert 'const page = "results/tiny/summary.html";' in report, "the report opens on the study's page"
 
 
 @pytest.mark.parametrize("which", slow_but(RUNS[-1:], RUNS, lambda run: f"{run[0]}-{run[1]}"))
@@ -178,7 +174,7 @@ def test_online_the_server_has_the_scores_the_workspace_and_the_report(finished:
 def test_no_secret_is_left_in_any_file(finished: Workflow) -> None:
     """Results, logs, W&B's files, Snakemake's own records."""
     files = [path for path in finished.folder.rglob("*") if path.is_file()]
-    assert {"run.json", "report.html"} <= {path.name for path in files}
+    assert {"run.json", "summary.html"} <= {path.name for path in files}
     left = [path for path in files for secret in SECRETS.values() if secret.encode() in path.read_bytes()]
     assert left == []
 
@@ -199,8 +195,6 @@ AFTER_EDITS = {
     "../report/kept.rst": REPORTED,
     "report/templates/summary.md.j2": REPORTED,
     "evaluation/model_card.md.j2": [],
-    "../report/workflow.rst": ["report.html"],
-    "report/opening.py": ["report.html"],
     "objective/loss.py": [*TRAINED, *EVALUATED[1:], *REPORTED],
     "rollout/vllm/engine.py": [*TRAINED, *EVALUATED, *REPORTED],
     "rollout/transformers.py": [],
@@ -271,4 +265,4 @@ def test_a_misspelt_key_stops_a_finished_study(finished: Workflow, results: Path
     study = finished.write_study({"training.stpes": 3})
     result = finished.refuse("--cores", "2", "--configfile", study)
     assert "training.stpes is not a known key (did you mean 'steps'?)" in result.stdout + result.stderr
-    assert (results / "report.html").is_file()
+    assert (results / "summary.html").is_file()

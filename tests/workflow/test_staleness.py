@@ -178,6 +178,17 @@ def test_what_an_edit_changes_runs_again_and_nothing_else(finished: Workflow) ->
         assert finished.plan() == sorted([*trained("more"), *REPORTED])
 
 
+def test_a_data_file_is_an_input(tmp_path: Path) -> None:
+    """Were it not, a new version of the file would leave the old problems in place."""
+    workflow = copy_workflow(tmp_path)
+    data = tmp_path / "problems.jsonl"
+    data.write_text("{}\n", encoding="utf-8")
+    study = workflow.write_study({"evaluation.task": {"name": "aime25", "path": "problems.jsonl"}})
+    make_finished(workflow, PROBLEMS, study=study)
+    data.write_text("{}\n{}\n", encoding="utf-8")
+    assert workflow.plan(PROBLEMS, study=study) == ["problems of the study tiny"]
+
+
 # --- W&B ------------------------------------------------------------------------------------------------
 
 DASHBOARD = "W&B's workspace and report"

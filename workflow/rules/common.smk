@@ -372,6 +372,11 @@ onsuccess:
             forget_finished(run.parent / "checkpoints")
         for summary in folder.glob("eval/*.json"):
             shutil.rmtree(parts_of(summary), ignore_errors=True)
+    pages = [page for name in studies for page in pages_of(name)]
+    if there := [
+        page for page in pages if page.endswith(".html") and Path(page).exists()
+    ]:
+        say(f"look at {', '.join(there)}")
 
 
 wildcard_constraints:

@@ -18,7 +18,7 @@ def test_seconds_are_summed_by_kind_of_job(tmp_path: Path) -> None:
     for seed in range(2):
         write(f"benchmarks/train/a/seed{seed}.jsonl", {"s": 20.0})
         write(f"train/a/seed{seed}/metrics.jsonl", step, step | {"time/backward": None})
-    for name, seconds in (("data/train.jsonl", 100), ("report.html", 175)):
+    for name, seconds in (("data/train.jsonl", 100), ("summary.html", 175)):
         write(name)
         os.utime(tmp_path / name, (seconds, seconds))
     rows = {row["part"]: (row["jobs"], row["seconds"], row["working_seconds"]) for row in study_time.time_of(tmp_path)}
