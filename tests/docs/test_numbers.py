@@ -87,18 +87,11 @@ def test_versions_are_those_of_the_pins() -> None:
     assert f"to {pin('trl').rpartition('.')[0]} were tried" in words("tutorials/train-with-trl.md")
 
 
-def test_the_tutorial_counts_each_studys_runs_and_adds_their_minutes_up() -> None:
-    page = (DOCS / "tutorials/reproduce.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `([\w ]+)` \|.*\| (\d+) \| (\d+) \|$", page, re.MULTILINE)
-    assert len(rows) == 32
-    for name, runs, _ in rows[1:]:
-        files = [*(ROOT / "studies").glob(f"{name}.yaml"), *(ROOT / "studies").glob(f"{name}_[a-z0-9]*.yaml")]
-        own = [path for path in files if path.stem == name] or files
-        assert sum(len(seeds) for path in own for seeds in read_study(path).arm_seeds().values()) == int(runs), name
-    default = read_study(ROOT / "config.yaml")
-    assert rows[0][1] == str(sum(len(default.arm_seeds()[arm]) for arm in default.arms)), "without its ablation"
-    hours = sum(int(minutes) for *_, minutes in rows) / 60
-    assert f"all studies together take about {hours:.0f} hours" in words("tutorials/reproduce.md")
+def test_the_tutorial_adds_the_studies_minutes_up() -> None:
+    table = (DOCS.parent / "studies/README.md").read_text(encoding="utf-8")
+    minutes = re.findall(r"\| (\d+) \| [^|]* \|$", table, re.MULTILINE)
+    assert len(minutes) > 30
+    assert f"All studies together take about {sum(map(int, minutes)) / 60:.0f} hours" in words("tutorials/reproduce.md")
 
 
 def test_what_fuzzing_found_is_in_its_file() -> None:
