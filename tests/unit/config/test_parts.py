@@ -59,6 +59,7 @@ def test_a_study_without_parts_is_its_only_one() -> None:
         ({"parts": {1: {"arms": {"a": None, "b": None}}}}, "parts.1: arms: "),
         ({"parts": {1: {"name": "t"}}}, "parts.1.name: is set for the whole study"),
         ({"parts": {"a b": {}}}, "'a b' cannot name a part: at most 100 letters"),
+        ({"parts": {"train": {}}}, "parts.train: is the name of a folder of results; give the part another name"),
         ({"parts": {1: [2]}}, "parts.1: must be a block of keys and values"),
         (
             {"parts": {1: {"training": {"snapshot_every": 5}}, 2: {}}},

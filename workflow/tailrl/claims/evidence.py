@@ -13,6 +13,7 @@ from tailrl.artifacts.tables import read_csv
 from tailrl.claims.catalogue import STATEMENTS, Statement, words_of
 from tailrl.claims.decide import SILENT, outcome_of_lines, outcome_without_lines
 from tailrl.claims.finding import DEFINITION, UNTESTABLE
+from tailrl.config.results import FOLDERS
 
 PARTS = {"gradients": "gradient_quality", "distributions": "distributions"}
 """Parts of a study's folder with a report of their own. In the default study each part counts as a study, named by its
@@ -27,9 +28,6 @@ def command_of(study: str) -> str:
     name = study.partition("/")[0]
     return COMMANDS.get(name, f"make {name}")
 
-
-OF_A_STUDY = {*PARTS, "tables", "figures", "ablations", "pooled", "finished", "before"}
-"""Folders in a study's that are no part of it."""
 
 EARLY_WARNING = "early_warning"
 """Results made of the runs of several studies, which their lines name."""
@@ -114,7 +112,7 @@ def read_shown(roots: Iterable[Path]) -> list[Shown]:
     for root in roots:
         for folder in sorted(path for path in (*root.glob("*"), *root.glob("*/*")) if path.is_dir()):
             name = folder.relative_to(root).as_posix()
-            if SEARCH in folder.relative_to(root).parts or ("/" in name and folder.name in OF_A_STUDY):
+            if SEARCH in folder.relative_to(root).parts or ("/" in name and folder.name in FOLDERS):
                 continue
             if name == "default":
                 places = {name: [folder], **{target: [folder / part] for part, target in PARTS.items()}}

@@ -30,17 +30,26 @@ def check(study: StudyFiles) -> None:
 
     for path in study:
         found = read_study(path)
+        parts = found.each()
         try:
-            found.check_files()
+            for part in parts.values():
+                part.check_files()
         except StudyError as error:
             raise StudyError(f"{path}: {error}") from None
         if other := named_alike(path, found.name):
             raise StudyError(
                 f"{path}: name: {other} has the name {found.name!r} too, and so the same folder of results"
             )
-        seeds = found.arm_seeds()
-        runs = sum(map(len, seeds.values()))
-        print(f"{path}: {found.name}, {len(seeds)} arms (with ablations), {runs} runs")
+        arms = {arm for part in parts.values() for arm in part.arm_seeds()}
+        trained = [part for part in parts.values() if "report" in part.pages]
+        runs = sum(len(seeds) for part in trained for seeds in part.arm_seeds().values())
+        counted = (
+            f"{len(arms)} arms (with ablations), {runs} runs"
+            if trained
+            else f"trains nothing, {', '.join(found.pages)}"
+        )
+        several = f"{len(parts)} parts, " if found.parts else ""
+        print(f"{path}: {found.name}, {several}{counted}")
 
 
 def plan(
@@ -59,9 +68,10 @@ def plan(
     from tailrl.planning.machine import read_machine
     from tailrl.planning.page import plan_page
 
-    planned, device = read_study(study), read_machine(machine, memory)
-    print(plan_page(planned, device, gpus, prompt, response), end="")
-    if what_would_fit(planned, device, gpus, prompt, response):
+    device = read_machine(machine, memory)
+    parts = list(read_study(study).each().values())
+    print("\n".join(plan_page(part, device, gpus, prompt, response) for part in parts), end="")
+    if any(what_would_fit(part, device, gpus, prompt, response) for part in parts):
         raise Exit(1)
 
 

@@ -17,6 +17,12 @@ ENDINGS = {
 }
 """Files and folders below a study's results, by the kind of part that they are named after. None lies in another."""
 
+FOLDERS = {
+    *("ablations", "before", "distributions", "eval", "figures", "finished", "gradients", "logs", "pooled", "tables"),
+    "train",
+}
+"""Folders of a study's results, which no part of it may be called."""
+
 SHARED = (
     *(f"distributions/{name}.csv" for name in ("distributions", "safe_sets", "probability", "histograms")),
     *(f"distributions/{name}.csv" for name in ("signature", "claims", "flips_by_layer", "flips_by_margin")),

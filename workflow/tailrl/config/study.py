@@ -19,7 +19,7 @@ from tailrl.config.merging import merged
 from tailrl.config.messages import near, sentences
 from tailrl.config.policy import MADE_MODELS, Policy, ScratchPolicy, lacking, lies
 from tailrl.config.pooled import Pool
-from tailrl.config.results import collision
+from tailrl.config.results import FOLDERS, collision
 from tailrl.config.sampler import SamplerSettings
 from tailrl.config.source_files import own_code
 from tailrl.config.tasks import DataSetTask, GeneratedTask, Task
@@ -146,6 +146,8 @@ class Study(Settings):
         for name, settings in self.parts.items():
             if not re.fullmatch(NAME, name):
                 raise ValueError(f"{one_line(repr(name))} cannot name a part: {NAME_RULE}")
+            if name in FOLDERS:
+                raise ValueError(f"parts.{name}: is the name of a folder of results; give the part another name")
             if wrong := settings.keys() & NOT_OF_A_PART:
                 raise ValueError(f"parts.{name}.{min(wrong)}: is set for the whole study")
         if self.pooled is not None:
