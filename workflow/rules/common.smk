@@ -364,14 +364,13 @@ onstart:
 
 
 # Finished runs' results have a second name until Snakemake has seen the runs' ends (`tailrl.training.results`), and so have
-# evaluated policies.
+# evaluated policies: those that this call was asked for, since of others it has seen no end.
 onsuccess:
-    for name in studies:
-        folder = Path("results", name)
-        for run in folder.glob("train/*/seed*/run.json"):
-            forget_finished(run.parent / "checkpoints")
-        for summary in folder.glob("eval/*.json"):
-            shutil.rmtree(parts_of(summary), ignore_errors=True)
+    for job in workflow.dag.jobs:
+        if job.rule.name == "train":
+            forget_finished(Path(job.output.run).parent / "checkpoints")
+        elif job.rule.name == "evaluate":
+            shutil.rmtree(parts_of(Path(job.output.summary)), ignore_errors=True)
     pages = [page for name in studies for page in pages_of(name)]
     if there := [
         page for page in pages if page.endswith(".html") and Path(page).exists()

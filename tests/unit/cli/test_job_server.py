@@ -404,7 +404,7 @@ def test_the_libraries_start_no_thread() -> None:
 
 
 def test_the_job_alone_has_the_name_of_its_command(study: Study) -> None:
-    """`tailrl unlock` looks for jobs by their commands."""
+    """Whoever looks at the machine's processes sees which job each is."""
     client = study.start("--out", "somewhere", sleeps=LONG)
     said = client.said()
     assert os.getsid(said["process"]) == said["process"], "a signal to its group reaches no other job"
