@@ -32,7 +32,7 @@ docs docs-serve: export NO_MKDOCS_2_WARNING = 1
 
 STUDIES := $(patsubst studies/%.yaml,%,$(sort $(wildcard studies/*.yaml) $(wildcard studies/search/*.yaml)))
 # Pages of the default study, and over all studies.
-PAGES := gradients distributions early_warning overview
+PAGES := gradients distributions overview
 
 .PHONY: $(STUDIES) $(PAGES) figure1 help venv install reproduce test test-slow slurm peers verl trl chaos planted fuzz bench bench-quick soak families diagnose-exam gpu-check lint publish pages rulegraph docs docs-serve docs-check format clean
 .DEFAULT_GOAL := help

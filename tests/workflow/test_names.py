@@ -91,20 +91,19 @@ def test_every_command_of_a_page_is_a_name() -> None:
         "",
         "distributions",
         "gradients",
-        "early_warning",
         "figure1",
     }
 
 
 def test_make_knows_every_study() -> None:
     made = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    assert {*STUDIES, "figure1", "early_warning", "distributions", "gradients", "overview"} <= set(made)
+    assert {*STUDIES, "figure1", "distributions", "gradients", "overview"} <= set(made)
     # Not what a make that runs these tests was given, ARGS among it.
     own = {key: value for key, value in os.environ.items() if "MAKE" not in key and key not in ("ARGS", "MFLAGS")}
     for name, command in {
         "stress": "snakemake --cores all all ablations --configfile studies/stress.yaml",
         "search/dose": "snakemake --cores all all ablations --configfile studies/search/dose.yaml",
-        "early_warning": "snakemake --cores all early_warning",
+        "overview": "snakemake --cores all overview",
     }.items():
         words = ["make", "--no-print-directory", "-n", name]
         said = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True, env=own).stdout

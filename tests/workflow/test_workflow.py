@@ -204,7 +204,6 @@ def test_the_gradients_need_neither_policy_nor_training(workflow: Workflow) -> N
 
 def test_what_looks_at_all_studies_computes_none(workflow: Workflow) -> None:
     assert workflow.plan("overview") == ["page over all studies"]
-    assert workflow.plan("early_warning") == ["early warnings of a collapse"]
 
 
 @pytest.mark.slow  # `test_staleness.py` plans and counts jobs of engines

@@ -238,15 +238,6 @@ def engines_of(wildcards):
     return study_of(wildcards).distributions.engines
 
 
-def finished_runs(wildcards):
-    folder = Path("results")
-    return sorted(
-        str(path)
-        for pattern in ("*/train/*/seed*/run.json", "*/*/train/*/seed*/run.json")
-        for path in folder.glob(pattern)
-    )
-
-
 def known_claims(wildcards):
     roots = (Path("results"), home / "docs/results")
     return [str(path) for root in roots for path in sorted(root.glob("**/*claims.csv"))]

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 from claims_fixture import DVP, EXACT, MATCHED, NAIVE, NOISE, around, line_of, made, results_of
 
-from tailrl.analysis import early_warning
 from tailrl.artifacts.claims import write_verdicts
 from tailrl.claims import catalogue, distributions, gradients
-from tailrl.claims.catalogue import CATALOGUE, STATEMENTS, TEXTS, TRAINED_CLAIMS, named, words_of
+from tailrl.claims.catalogue import CATALOGUE, STATEMENTS, TEXTS, TRAINED_CLAIMS, words_of
 from tailrl.claims.decide import Line, Scope, decide
 from tailrl.claims.evidence import Shown, answers
 from tailrl.claims.finding import nothing
@@ -50,8 +49,6 @@ def test_every_id_is_unique() -> None:
 def test_every_claim_has_words_of_its_own_and_no_words_are_left_over() -> None:
     assert sorted(OWN) == sorted(claim for claim in CATALOGUE if not claim.startswith(FAMILIES))
     assert len({claim.text for claim in CATALOGUE.values()}) == len(CATALOGUE)
-    for asked in ("collapse", "before_reward"):
-        assert list(early_warning.TRIED) == list(named(f"warning.*.{asked}"))
 
 
 def test_the_words_of_an_ablation_are_made_from_its_field() -> None:

@@ -1,1 +1,1 @@
-"""Numbers from artifacts: scores, curves, survival, early warnings. No verdicts, no pages."""
+"""Numbers from artifacts: scores, curves, survival. No verdicts, no pages."""

@@ -32,7 +32,6 @@ NATS = (0.0, 0.1, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 
 BEHIND = {
     "evaluation": ("evaluation", "policies"),
     "distributions": ("distributions", "safe_sets", "probability", "signature", "histograms"),
-    "early_warning": ("early_warning", "thresholds", "runs"),
     "pooled": ("comparisons", "measures"),
 }
 """The tables behind a figure, if not just the one of its name."""

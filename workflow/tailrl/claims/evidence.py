@@ -19,8 +19,9 @@ PARTS = {"gradients": "gradient_quality", "distributions": "distributions"}
 """Parts of a study's folder with a report of their own. In the default study each part counts as a study, named by its
 target."""
 
-COMMANDS = {"default": "make reproduce", "distributions": "make distributions"}
-"""The commands that make the results of these names; for other names it is `make <name>`."""
+COMMANDS = {"default": "make reproduce", "distributions": "make distributions", "early_warning": ""}
+"""The commands that make the results of these names; for other names it is `make <name>`. Early warnings are an archive:
+what watches a run is `tailrl watch`."""
 
 
 def command_of(study: str) -> str:
@@ -28,9 +29,6 @@ def command_of(study: str) -> str:
     name = study.partition("/")[0]
     return COMMANDS.get(name, f"make {name}")
 
-
-EARLY_WARNING = "early_warning"
-"""Results made of the runs of several studies, which their lines name."""
 
 FIRST_FIGURES = ("evaluation", "survival", "training", "mismatch")
 """The figures that come first, in this order."""
@@ -73,10 +71,8 @@ class Shown:
 
     @property
     def command(self) -> str:
-        """The command that makes it again; for early warnings also the studies with their runs."""
-        of = self.claims[0].arms.split(", ") if self.name == EARLY_WARNING and self.claims else []
-        first, *rest = dict.fromkeys(map(command_of, [*of, self.name]))
-        return " ".join([first, *(command.removeprefix("make ") for command in rest)])
+        """The command that makes it again; empty for an archive."""
+        return command_of(self.name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -211,14 +211,6 @@ def equal_mass_table(settings: SettingsText, policy: PolicyFolder, problems: Pro
 
 
 @command()
-def early_warning(results: Roots, out: Out) -> None:
-    """Write which metric warns of a collapse, over the runs of one or more studies."""
-    from tailrl.report.study import write_early_warning
-
-    write_early_warning(results, out)
-
-
-@command()
 def overview(results: Roots, out: Out) -> None:
     """Write the page over all studies."""
     from tailrl.report.study import CAPTIONS, write_paper

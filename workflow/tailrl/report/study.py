@@ -23,7 +23,6 @@ from tailrl.report import figures, gradients, snapshots
 from tailrl.report.ablation import write_ablation
 from tailrl.report.axes import save_svg
 from tailrl.report.distributions import write_distribution_report
-from tailrl.report.early_warning import write_early_warning
 from tailrl.report.page import CAPTIONS, Drawing, caption, page
 from tailrl.report.paper import claims_page, write_paper
 from tailrl.report.pooled import write_pooled
@@ -40,7 +39,6 @@ __all__ = [
     "read_shown",
     "write_ablation",
     "write_distribution_report",
-    "write_early_warning",
     "write_gradients",
     "write_paper",
     "write_pooled",

@@ -1,6 +1,6 @@
 """Alarms on a run's metrics.
 
-`alarm_step` compares a metric with the run's own start: for the report on early warnings and for `stop_when`.
+`alarm_step` compares a metric with the run's own start, for `stop_when`.
 `RunAlarms` has those of `tailrl watch`, which are told while a run goes on and change nothing in it.
 """
 
