@@ -20,8 +20,8 @@ PARTS = {"gradients": "gradient_quality", "distributions": "distributions"}
 target."""
 
 COMMANDS = {"default": "make reproduce", "distributions": "make distributions", "early_warning": ""}
-"""The commands that make the results of these names; for other names it is `make <name>`. Early warnings are an archive:
-what watches a run is `tailrl watch`."""
+"""The commands that make the results of these names; for other names it is `make <name>`. Early warnings are an
+archive: what watches a run is `tailrl watch`."""
 
 
 def command_of(study: str) -> str:
