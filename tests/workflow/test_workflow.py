@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -242,25 +241,6 @@ def test_a_job_depends_on_its_own_engine_alone(tmp_path: Path) -> None:
     (engines / "transformers.py").write_text("(")
     assert workflow.plan("train_exact", study=study) == sorted([*PREPARED, *jobs("exact")[:2]])
     assert workflow.run("snakemake", "--dry-run", "train_transformers", "--configfile", study).returncode != 0
-
-
-@pytest.mark.slow  # `e2e/test_tiny_study.py` edits templates of a finished study
-def test_a_template_is_source_of_the_pages_and_of_nothing_else(tmp_path: Path) -> None:
-    """In a study that is finished by the look of its files."""
-    workflow = copy_workflow(tmp_path)
-    listed = workflow.run("snakemake", "--dry-run", "--summary", "--configfile", TINY).stdout
-    outputs = [workflow.folder / line.split("\t")[0] for line in listed.splitlines() if line.startswith("results/")]
-    for path in outputs:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch() if path.suffix else (path / "inside").mkdir(parents=True)
-    now = time.time_ns()
-    for path in (workflow.folder / "results").rglob("*"):
-        os.utime(path, ns=(now, now))
-    assert len(outputs) > 40 and workflow.plan() == []
-    with workflow.edited("workflow/tailrl/report/templates/summary.md.j2", "## What ran", "## Ran"):
-        assert workflow.plan() == REPORTED
-    with workflow.edited("workflow/tailrl/evaluation/model_card.md.j2", "## Training", "## Trained"):
-        assert workflow.plan() == []
 
 
 def test_braces_in_text_are_no_wildcards(tmp_path: Path, policy_folder: Path) -> None:
