@@ -1,6 +1,5 @@
 """What Snakemake plans, and what it refuses, in a copy of the workflow. Nothing is computed here."""
 
-import os
 import re
 import shutil
 import subprocess
