@@ -131,7 +131,7 @@ gpu-check: venv  ## what a GPU must show before a study: kernels, attention, exa
 	$(IN_VENV) python benchmarks/gpu_check.py --out results/gpu_check.csv $(ARGS)
 
 lint: venv  ## formats, style, types, imports, workflow
-	$(IN_VENV) snakefmt --check Snakefile workflow/rules && ruff check && ruff format --check && mypy && lint-imports && snakemake --lint
+	$(IN_VENV) snakefmt --check Snakefile workflow/Snakefile workflow/rules && ruff check && ruff format --check && mypy && lint-imports && snakemake --lint
 
 publish: venv  ## copy a study that has run into docs/results, and make anew what is made of it: STUDY=name
 	$(IN_VENV) PYTHONPATH=docs/code python -m publish $(STUDY)
@@ -160,7 +160,7 @@ docs-check: docs  ## Lighthouse's accessibility audits of the site, by npm and a
 	node docs/code/accessibility/check.mjs site $(ARGS)
 
 format: venv  ## put the files into the format that lint wants
-	$(IN_VENV) snakefmt Snakefile workflow/rules && ruff check --fix && ruff format
+	$(IN_VENV) snakefmt Snakefile workflow/Snakefile workflow/rules && ruff check --fix && ruff format
 
 venv: $(STAMP)  ## the pinned environment, in $VENV from $PINS
 

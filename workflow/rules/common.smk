@@ -25,7 +25,7 @@ from tailrl.runtime.errors import StudyError, reason, say
 
 if WILDCARD.search(str(home)):
     raise WorkflowError(
-        f"{workflow.basedir}: Snakemake takes braces in the workflow's path for wildcards; start it in that folder, "
+        f"{home.resolve()}: Snakemake takes braces in the workflow's path for wildcards; start it in that folder, "
         "without --directory, or rename the folder"
     )
 
@@ -293,6 +293,14 @@ def folders_to_pool(wildcards):
     return [pair[0] for pair in there if pair]
 
 
+def tables_to_pool(wildcards):
+    return [
+        f"{folder}/{table}"
+        for folder in folders_to_pool(wildcards)
+        for table in whole.pooled.tables
+    ]
+
+
 # The command of a job with an engine in it. A process that was killed or hung, or whose engine failed, is started once
 # more, and its log goes on. One that exits with 1 has said what must be mended: `retries` would repeat that too, since it
 # knows no exit codes. One that was asked to end (Ctrl-C: 130, a scheduler: 143) is to stay ended.
@@ -362,10 +370,14 @@ onsuccess:
             forget_finished(Path(job.output.run).parent / "checkpoints")
         elif job.rule.name == "evaluate":
             shutil.rmtree(parts_of(Path(job.output.summary)), ignore_errors=True)
-    pages = [page for name in studies for page in pages_of(name)]
-    if there := [
-        page for page in pages if page.endswith(".html") and Path(page).exists()
-    ]:
+    pages = [
+        page
+        for name in studies
+        for page in pages_of(name)
+        if not page.endswith("summary.md")
+    ]
+    pages += [f"results/{whole.name}/pooled/pooled.md"] if whole.pooled else []
+    if there := [page for page in pages if Path(page).exists()]:
         say(f"look at {', '.join(there)}")
 
 

@@ -14,6 +14,7 @@ rule summarise:
             f"{R}/summary.html",
             caption="../report/summary.rst",
             category="Summary",
+            labels={"study": "{study}"},
         ),
         summary=f"{R}/summary.md",
         figures=[
@@ -21,6 +22,7 @@ rule summarise:
                 f"{R}/figures/{figure}.svg",
                 caption=f"../report/{figure}.rst",
                 category="Figures",
+                labels={"study": "{study}", "figure": figure},
             )
             for figure in FIGURES
         ],
@@ -29,6 +31,7 @@ rule summarise:
                 f"{R}/tables/{table}.csv",
                 caption=f"../report/{table}.rst",
                 category="Tables",
+                labels={"study": "{study}", "table": table},
             )
             for table in ("evaluation", "differences", "claims", "survival")
         ],
@@ -99,14 +102,13 @@ rule ablation:
 
 if whole.pooled:
 
-    # `pooled` is of all parts, `finished` of those that are there or published.
+    # `pooled` is of all parts, `finished` of those that are there or published: it asks for none of them, and takes their
+    # tables as they are.
     rule pool:
         input:
-            tables=lambda wildcards: [
-                f"{folder}/{table}"
-                for folder in folders_to_pool(wildcards)
-                for table in whole.pooled.tables
-            ],
+            tables=lambda wildcards: (
+                tables_to_pool(wildcards) if wildcards.which == "pooled" else []
+            ),
         output:
             [f"results/{whole.name}/{{which}}/{file}" for file in whole.pooled.outputs],
         log:
@@ -119,6 +121,11 @@ if whole.pooled:
         params:
             study=in_file(lambda wildcards: whole.model_dump_json(exclude_unset=True)),
             compared=lambda wildcards: whole.pooled.model_dump_json(),
+            tables=lambda wildcards: (
+                digest_of_files(tables_to_pool(wildcards))
+                if wildcards.which == "finished"
+                else ""
+            ),
             parts=lambda wildcards: [
                 f"--part={folder}" for folder in folders_to_pool(wildcards)
             ],
@@ -130,13 +137,17 @@ if whole.pooled:
             "tailrl job pool --study {params.study:q} {params.parts:q} --out {params.out:q} 2> {log:q}"
 
 
+# The parts whose policies are trained.
+reporting = [name for name, study in studies.items() if "report" in study.pages]
+
+
 # Online it is part of the study, and renews what it made. Offline it has no output: what it says is for the terminal.
 rule dashboard:
     input:
-        pages=[f"results/{name}/summary.html" for name in studies],
+        pages=[f"results/{name}/summary.html" for name in reporting],
     output:
         (
-            [update(f"results/{name}/wandb_dashboard.json") for name in studies]
+            [update(f"results/{name}/wandb_dashboard.json") for name in reporting]
             if online
             else []
         ),
@@ -150,7 +161,7 @@ rule dashboard:
             {name: os.environ.get(name) for name in ("WANDB_PROJECT", "WANDB_ENTITY")}
         ),
         command=["job", "dashboard", "--results"] if online else ["dashboard"],
-        results=[f"results/{name}" for name in studies],
+        results=[f"results/{name}" for name in reporting],
     message:
         "W&B's workspace and report\nlog: {log}"
     shell:

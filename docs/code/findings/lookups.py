@@ -19,7 +19,7 @@ from tailrl.artifacts.claims import Verdict, read_verdicts
 from tailrl.artifacts.files import read_text
 from tailrl.artifacts.tables import read_csv
 from tailrl.claims.catalogue import STATEMENTS, Statement
-from tailrl.claims.evidence import Shown, answers, command_of, read_shown, verdicts_of_statements
+from tailrl.claims.evidence import SEARCH, Shown, answers, command_of, read_shown, verdicts_of_statements
 from tailrl.claims.finding import CONTRADICTED
 from tailrl.config.jobs import Run
 from tailrl.config.load import read_study
@@ -382,8 +382,10 @@ def _file(study: str) -> Path:
     """The study's file; of a part, that of its study."""
     if study == "default":
         return ROOT / "config.yaml"
-    file = ROOT / f"studies/{study}.yaml"
-    return file if file.is_file() or "/" not in study else file.parent.with_suffix(".yaml")
+    name = study.partition("/")[0]
+    return ROOT / (
+        f"studies/search/{name.removeprefix(SEARCH)}.yaml" if name.startswith(SEARCH) else f"studies/{name}.yaml"
+    )
 
 
 @cache

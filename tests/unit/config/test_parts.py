@@ -7,7 +7,7 @@ import pytest
 from parts_fixture import IN_PARTS, POOLS, ROOT
 from pydantic import ValidationError
 
-from tailrl.config.load import parse_study, read_study
+from tailrl.config.load import merged, parse_study, read_study
 from tailrl.config.pooled import ArmContrast, Pool
 from tailrl.runtime.errors import StudyError
 
@@ -17,6 +17,7 @@ LEAST: dict[str, Any] = {
     "description": "part {part}",
     "parts": {1: {}, "x": {}},
 }
+ABLATION = {"base": "b", "field": "estimator", "values": ["grpo"]}
 POOL: dict[str, Any] = {"title": "t", "families": {"harm": {"of": [{"arms": ["x"], "minus": "y"}]}}}
 
 
@@ -46,6 +47,20 @@ def test_a_part_is_the_study_with_its_settings_merged_in() -> None:
     assert first.runs()["a"].study == "s/1"
 
 
+def test_a_number_and_a_text_name_one_part() -> None:
+    """In a file and in one that extends it, or on the command line."""
+    below = {"name": "s", "arms": {"a": {}}, "parts": {2: {"seeds": [5], "training": {"steps": 7}}}}
+    study = parse_study(merged(below, {"parts": {"2": {"seeds": [9]}}, "pooled": {"title": "t", "parts": [2]}}))
+    (part,) = study.each().values()
+    assert (part.seeds, part.training.steps) == ((9,), 7)
+
+
+def test_a_part_leaves_an_ablation_out() -> None:
+    parts = {1: {"arms": {"b": None}, "ablations": {"r": None}}, 2: {}}
+    first, second = parse_study(LEAST | {"ablations": {"r": ABLATION}, "parts": parts}).each().values()
+    assert (list(first.ablations), list(second.ablations)) == ([], ["r"])
+
+
 def test_a_study_without_parts_is_its_only_one() -> None:
     study = parse_study({"name": "s", "arms": {"a": {}}})
     assert study.each() == {"s": study}
@@ -65,6 +80,40 @@ def test_a_study_without_parts_is_its_only_one() -> None:
             {"parts": {1: {"training": {"snapshot_every": 5}}, 2: {}}},
             "training.snapshot_every is set in some",
         ),
+        ({"parts": {"study_file": {}}}, "parts.study_file: is the name of a folder of results"),
+        (
+            {
+                "parts": {
+                    1: {
+                        "ablations": {"r": {"base": "b", "field": "estimator", "values": ["grpo"]}},
+                        "arms": {"b": None},
+                    }
+                }
+            },
+            "there is no arm 'b'",
+        ),
+        ({"pooled": {"title": "t"}, "makes": ["gradients"]}, "pooled: needs the report of each part"),
+        (
+            {"pooled": {"title": "t", "families": {"h": {"of": [{"arms": ["x"], "minus": "a"}]}}}},
+            "no part has an arm x",
+        ),
+        ({"pooled": {"title": "t", "families": {"h": {"of": [{"arms": ["a"], "minus": "{foo}"}]}}}}, "an arm {foo}"),
+        (
+            {"pooled": {"title": "t"}, "parts": {1: {}, 2: {"seeds": [5]}}},
+            "pooled: a has 1 seeds in one part, and 3 in",
+        ),
+        ({"pooled": {"title": "t", "measures": {"avg@k": {"table": "t.csv", "column": "c"}}}}, "avg@k is the score"),
+        (
+            {
+                "pooled": {
+                    "title": "t",
+                    "measures": {"m": {"table": "t.csv", "column": "c"}},
+                    "figure": {"x": "m", "panels": []},
+                }
+            },
+            "pooled.figure.panels: ",
+        ),
+        ({"name": "s/1"}, "name: needs at most 100 letters, digits, _ . + - (given: 's/1')"),
         ({"pooled": POOL | {"parts": ["3"]}}, "pooled: there is no part 3"),
         ({"pooled": POOL | {"unit": "seed", "against": "3"}}, "pooled: there is no part 3"),
         ({"makes": ["figures"]}, "makes.0: must be one of report, distributions, gradients"),

@@ -48,7 +48,7 @@ def roots(tmp_path: Path) -> list[Path]:
     write_claims(here / "stress" / "tables" / "claims.csv", (DVP_ABOVE, REPRODUCED, "dvp, naive"))
     write_claims(here / "default" / "gradients" / "claims.csv", (UNBIASED, REPRODUCED, "naive"))
     write_claims(here / "stress" / "distributions" / "claims.csv", (NESTED, CONTRADICTED, "vllm"))
-    write_claims(here / "search/dose" / "tables" / "claims.csv", (DVP_ABOVE, CONTRADICTED, "of a seed or two"))
+    write_claims(here / "search_dose" / "tables" / "claims.csv", (DVP_ABOVE, CONTRADICTED, "of a seed or two"))
     (here / "stress" / "distributions" / "distributions.svg").write_text(SVG)
     write_claims(here / "stress" / "ablations" / "rho_claims.csv", ("ablation.vocabulary.rho.score", CHANGES, "dvp"))
     (here / "stress" / "ablations" / "rho.svg").write_text(SVG)

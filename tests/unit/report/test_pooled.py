@@ -55,7 +55,7 @@ def test_two_parts(tmp_path: Path) -> None:
     write_pooled(IN_PARTS["remedies_k3"], [first, second], tmp_path / "out")
     text = text_of(tmp_path / "out")
     assert text.startswith("# Remedies at one cause after another, over 2 warm starts\n\nFrom parts 1, 2. ")
-    assert "9, 10. What needs them is not here." in text
+    assert "9, 10. Comparisons that need them are missing." in text
     assert "one warm start" not in text
     assert "| floor_dvp | floor_naive | +26.0 [+13.3, +38.7] | 0.024 | +25.0 to +27.0 |" in text
     assert "| floor_dvp | floor_control | +16.0 [" in text
@@ -102,7 +102,7 @@ def test_growth_over_lengths(tmp_path: Path) -> None:
     folders = [length(tmp_path / name / "tables", *size) for name, size in sizes.items()]
     write_pooled(IN_PARTS["long"], folders, tmp_path)
     page = text_of(tmp_path)
-    assert "From parts 030, 150, 500. Not finished: 060, 300. What needs them is not here." in page
+    assert "From parts 030, 150, 500. Not finished: 060, 300. Comparisons that need them are missing." in page
     assert "| fp8 | 500 | fp8_control | -20.0 [" in page
     assert "| fp8 | 500 - 030 | fp8_control | -19.0 [" in page
     assert "| \\|Δ_y\\|, nats | tokens of a response | fp8 | 0.5 [0.5, 0.5] | 6 |" in page

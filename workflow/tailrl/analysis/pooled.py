@@ -6,7 +6,7 @@ from math import exp, log, nan
 
 import numpy as np
 
-from tailrl.config.pooled import Family, Pool, matching, named
+from tailrl.config.pooled import SCORE, Family, Pool, matching, named
 from tailrl.stats.intervals import Interval, mean_interval
 from tailrl.stats.tests import NO_DIFFERENCE, Difference, arm_contrast, arm_difference, difference_from, holm
 
@@ -16,8 +16,8 @@ Numbers = Mapping[str, Mapping[int, float]]
 PartNumbers = Mapping[str, Mapping[str, Numbers]]
 """Each finished part's measures by name, `POOLED_SCORE` among them."""
 
-POOLED_SCORE = "avg@k"
-"""The measure whose differences are tested: the held-out score of the last policy, a share of 1."""
+POOLED_SCORE = SCORE
+"""The measure whose differences are tested."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,14 +27,15 @@ archive: what watches a run is `tailrl watch`."""
 def command_of(study: str) -> str:
     """The command that makes the results of this name; a part is made with its study."""
     name = study.partition("/")[0]
-    return COMMANDS.get(name, f"make {name}")
+    target = f"search/{name.removeprefix(SEARCH)}" if name.startswith(SEARCH) else name
+    return COMMANDS.get(name, f"make {target}")
 
 
 FIRST_FIGURES = ("evaluation", "survival", "training", "mismatch")
 """The figures that come first, in this order."""
 
-SEARCH = "search"
-"""The folder of studies that search for a dose with one or two seeds; they are no evidence."""
+SEARCH = "search_"
+"""The prefix of studies that search for a dose with one or two seeds; they are no evidence."""
 
 SAME_RUNS = ("id", "seeds", "effect", "low", "high")
 """Two lines that agree in these columns come from the same runs."""
@@ -108,7 +109,7 @@ def read_shown(roots: Iterable[Path]) -> list[Shown]:
     for root in roots:
         for folder in sorted(path for path in (*root.glob("*"), *root.glob("*/*")) if path.is_dir()):
             name = folder.relative_to(root).as_posix()
-            if SEARCH in folder.relative_to(root).parts or ("/" in name and folder.name in FOLDERS):
+            if name.startswith(SEARCH) or ("/" in name and folder.name in FOLDERS):
                 continue
             if name == "default":
                 places = {name: [folder], **{target: [folder / part] for part, target in PARTS.items()}}

@@ -13,7 +13,7 @@ import yaml
 from pydantic import ValidationError
 
 from tailrl.config import merging
-from tailrl.config.base import Settings
+from tailrl.config.base import NAME_RULE, Settings
 from tailrl.config.messages import near, sentences
 from tailrl.config.study import Study
 from tailrl.config.training import differing
@@ -25,7 +25,10 @@ SettingsT = TypeVar("SettingsT", bound=Settings)
 
 def parse_study(config: Mapping[str, Any], source: str = "the study") -> Study:
     """A validated study from plain data; raises StudyError, which names `source` and key."""
-    return validated(Study, copy.deepcopy(dict(config)), source)
+    if "/" in str(config.get("name", "")):
+        # A part's name, which the workflow makes: here it would be a part of another study.
+        raise StudyError(f"{source}: name: needs {NAME_RULE} (given: {one_line(repr(config['name']))})")
+    return validated(Study, copy.deepcopy(merged(config)), source)
 
 
 def validated(model: type[SettingsT], values: Mapping[str, Any], source: str) -> SettingsT:
@@ -116,7 +119,15 @@ def merged(*configs: Mapping[str, Any]) -> dict[str, Any]:
 
     A task or a policy of another kind replaces the earlier block, which has other keys. `Study` says where they stand.
     """
-    return merging.merged(configs, Study)
+    return merging.merged(map(_parts_by_text, configs), Study)
+
+
+def _parts_by_text(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """With the names of parts as text: YAML takes 1 for a number, and "1" would be another part."""
+    parts = config.get("parts")
+    if not isinstance(parts, Mapping):
+        return config
+    return {**config, "parts": {str(name): settings for name, settings in parts.items()}}
 
 
 def read_config(path: str | Path) -> dict[str, Any]:

@@ -1,13 +1,15 @@
 """The block of a study that says what the page over its parts holds."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from tailrl.config.base import LARGEST_RATIO, Settings
 
+SCORE = "avg@k"
+"""The measure that is always there: the held-out score of the last policy, a share of 1."""
 SCORE_TABLE, SCORE_COLUMN = "policies.csv", "avg_mean"
 """Where each part has the held-out avg@k of its policies."""
 
@@ -22,7 +24,7 @@ def matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
 
 def named(text: str, arm: str) -> str:
     """A text with the arm's name for {arm}, and the last word of it for {last}."""
-    return text.format(arm=arm, last=arm.rpartition("_")[2])
+    return text.replace("{arm}", arm).replace("{last}", arm.rpartition("_")[2])
 
 
 class ArmContrast(Settings):
@@ -87,7 +89,9 @@ class PoolFigure(Settings):
     """Families and measures against a measure."""
 
     x: str = Field(description="a measure")
-    panels: tuple[Some, ...] = Field(description="for each panel the families or the measures in it")
+    panels: Annotated[tuple[Some, ...], Field(min_length=1)] = Field(
+        description="for each panel the families or the measures in it"
+    )
 
 
 class Pool(Settings):
@@ -130,8 +134,39 @@ class Pool(Settings):
             if part not in (self.parts or names) or part not in names:
                 raise ValueError(f"pooled: there is no part {part}")
 
+    def check_arms(self, parts: Sequence[Mapping[str, Collection[int]]]) -> None:
+        """Raises ValueError for a pattern or an arm that no part has, or numbers of seeds that differ between parts.
+
+        Args:
+            parts: of each pooled part its arms, with their seeds.
+        """
+        counts: dict[str, int] = {}
+        for arms in parts:
+            for arm, seeds in arms.items():
+                if counts.setdefault(arm, len(seeds)) != len(seeds):
+                    raise ValueError(f"pooled: {arm} has {len(seeds)} seeds in one part, and {counts[arm]} in another")
+        for name, family in self.families.items():
+            for contrast in family.of:
+                for pattern in (*contrast.arms, *contrast.without):
+                    if not matching(counts, [pattern]):
+                        raise ValueError(f"pooled.families.{name}: no part has an arm {pattern}")
+                for arm in contrast.chosen(list(counts)):
+                    for word in contrast.weights(arm):
+                        if word not in counts:
+                            raise ValueError(f"pooled.families.{name}.minus: no part has an arm {word}")
+
+    @field_validator("parts", "against", mode="before")
+    @classmethod
+    def _names(cls, names: Any) -> Any:
+        # YAML takes 1 for a number.
+        if isinstance(names, list | tuple):
+            return tuple(str(name) for name in names)
+        return str(names) if isinstance(names, int | float) else names
+
     @model_validator(mode="after")
     def _known(self) -> Self:
+        if SCORE in self.measures:
+            raise ValueError(f"measures: {SCORE} is the score itself; give the measure another name")
         measures = {family.near.measure for family in self.families.values() if family.near}
         measures |= {name for slope in self.slopes for name in (slope.of, slope.against)}
         drawn = {name for panel in self.figure.panels for name in panel} if self.figure else set()

@@ -19,7 +19,7 @@ ENDINGS = {
 
 FOLDERS = {
     *("ablations", "before", "distributions", "eval", "figures", "finished", "gradients", "logs", "pooled", "tables"),
-    "train",
+    *("train", "study_file"),
 }
 """Folders of a study's results, which no part of it may be called."""
 

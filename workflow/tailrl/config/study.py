@@ -130,11 +130,13 @@ class Study(Settings):
     )
     pooled: Pool | None = Field(None, description="the page over the parts")
 
-    @field_validator("arms", mode="before")
+    @field_validator("arms", "ablations", mode="before")
     @classmethod
-    def _without_arms_of_null(cls, arms: Any) -> Any:
-        # So a file leaves out an arm of the file that it extends, and a part an arm of its study.
-        return {name: arm for name, arm in arms.items() if arm is not None} if isinstance(arms, dict) else arms
+    def _without_null(cls, blocks: Any) -> Any:
+        # So a file leaves out an arm or ablation of the file that it extends, and a part one of its study.
+        if not isinstance(blocks, dict):
+            return blocks
+        return {name: block for name, block in blocks.items() if block is not None}
 
     @field_validator("parts", mode="before")
     @classmethod
@@ -150,10 +152,15 @@ class Study(Settings):
                 raise ValueError(f"parts.{name}: is the name of a folder of results; give the part another name")
             if wrong := settings.keys() & NOT_OF_A_PART:
                 raise ValueError(f"parts.{name}.{min(wrong)}: is set for the whole study")
+        parts = self.each()
         if self.pooled is not None:
             self.pooled.check_parts(self.parts)
-        kept = {part.training.snapshot_every is None for part in self.each().values()}
-        routed = {part.says_experts for part in self.each().values()}
+            pooled = [parts[f"{self.name}/{name}"] for name in self.pooled.parts or self.parts]
+            if any("report" not in part.pages for part in pooled):
+                raise ValueError("pooled: needs the report of each part, which makes leaves out")
+            self.pooled.check_arms([part.arm_seeds() for part in pooled])
+        kept = {part.training.snapshot_every is None for part in parts.values()}
+        routed = {part.says_experts for part in parts.values()}
         if len(kept) > 1 or len(routed) > 1:
             key = "training.snapshot_every" if len(kept) > 1 else "distributions.engines: sampler.routes"
             raise ValueError(f"parts: {key} is set in some and not in others: their files would differ")

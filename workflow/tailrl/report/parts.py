@@ -22,7 +22,7 @@ def read_parts(pool: Pool, names: Sequence[str], folders: Sequence[Path]) -> Par
             parts.
     """
     if not folders:
-        raise StudyError("no part is finished: `snakemake -n part_NAME` says what one takes")
+        raise StudyError("no part is finished: `snakemake -n part_NAME --configfile FILE` says what one takes")
     columns = {POOLED_SCORE: (SCORE_TABLE, SCORE_COLUMN)}
     columns |= {name: (measure.table, measure.column) for name, measure in pool.measures.items()}
     found = {}
