@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tailrl.cli.commands import check
 from tailrl.config.load import parse_study
 from tailrl.config.source_files import job_files
 from tailrl.objective.advantages import advantages_of
@@ -266,12 +267,15 @@ def test_a_task_that_gives_no_problems_is_refused(mine: Path, name: str, says: s
         write_all_problems(study.problems(), mine / "data")
 
 
-def test_the_check_imports_nothing(mine: Path) -> None:
+def test_the_check_imports_nothing(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (mine / "users/loud.py").write_text("raise SystemExit('imported')", encoding="utf-8")
     study = parse_study(
         {"name": "x", "arms": {"a": {"estimator": "loud:f", "correction": {"token": "mine:cut_token"}}}}
     )
     study.check_files()
+    (mine / "users/study.yaml").write_text("name: x\narms: {a: {estimator: 'loud:f'}, b: {}}\n", encoding="utf-8")
+    check([Path("study.yaml")])
+    assert "study.yaml: not imported here, and not tried: loud:f\n" in capsys.readouterr().out
     assert "loud" not in sys.modules
     files = [Path(file).name for file in job_files("train", study.run("a"))]
     assert {"loud.py", "mine.py"} <= set(files)

@@ -27,6 +27,7 @@ Folder = Annotated[
 def check(study: StudyFiles) -> None:
     """Check study files, and count their arms and runs."""
     from tailrl.config.load import named_alike, read_study
+    from tailrl.config.source_files import own_code
 
     for path in study:
         found = read_study(path)
@@ -50,6 +51,8 @@ def check(study: StudyFiles) -> None:
         )
         several = f"{len(parts)} parts, " if found.parts else ""
         print(f"{path}: {found.name}, {several}{counted}")
+        if own := own_code([part.model_dump() for part in parts.values()]):
+            print(f"{path}: not imported here, and not tried: {', '.join(own)}")
 
 
 def plan(

@@ -243,12 +243,7 @@ class Clip(Kinds):
     USUAL: ClassVar = "ppo"
     WHOLE_BEFORE: ClassVar = True
 
-    loss: str = Field(
-        "ppo",
-        description="with ratio r: ppo: min(r A, clip(r) A); free: r A; gspo: ppo with the geometric mean of a "
-        "response's ratios; cispo: stopped clip(r) times A log-prob; sapo: a sigmoid of r, times A; vespo: a stopped "
-        "weight of a response's ratio, times A log-prob; or the import path of a function of your own",
-    )
+    loss: str = "ppo"
     ratio: Literal["recompute", "bypass", "decoupled"] = Field(
         description="recompute: π_θ/π_train_old; bypass: π_θ/π_rollout_old; decoupled: recompute, times the "
         "stop-gradient π_train_old/π_rollout_old of the token"

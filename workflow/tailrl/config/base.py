@@ -131,7 +131,8 @@ class Kinds(Settings):
     def kinds(cls) -> dict[str, type[Self]]:
         """The forms by their words; one by import path is `IMPORTED`. A form itself has itself alone."""
         if of_these := cls.__subclasses__():
-            return {word: form for kind in of_these for word, form in kind.kinds().items()}
+            forms = {word: form for kind in of_these for word, form in kind.kinds().items()}
+            return dict(sorted(forms.items(), key=lambda form: form[0] == IMPORTED))
         words = get_args(cls.model_fields[cls.TOLD_BY].annotation)
         return {words[0] if words else IMPORTED: cls}
 

@@ -26,11 +26,7 @@ class SamplerSettings(Kinds):
     HOTTEST: ClassVar[float] = math.inf
     """The largest temperature that it samples at."""
 
-    engine: str = Field(
-        "vllm",
-        description="the rollout engine; transformers: the Hugging Face library, for machines without vLLM; exact: the "
-        "trainer's own model, whose log-probs are the trainer's bit for bit; or the import path of a class of your own",
-    )
+    engine: str = "vllm"
     dtype: Literal["bfloat16", "float16", "float32", "float64"] = Field(
         "bfloat16", description="dtype of the engine's weights and activations"
     )

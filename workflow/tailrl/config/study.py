@@ -104,7 +104,8 @@ class Study(Settings):
         None,
         exclude=True,
         description="another YAML file, by its path from this one, whose settings this file overrides; mappings are "
-        "merged key by key, unless they name another kind of task or policy; anything else is replaced",
+        "merged key by key, unless they name another kind of block, such as another task or engine; anything else is "
+        "replaced",
     )
     seeds: Seeds = Field((0, 1, 2), description="one training run per arm and seed")
     task: Task = ArithmeticTask()

@@ -27,11 +27,7 @@ class Vocabulary(Kinds):
     USUAL: ClassVar = "full"
     WHOLE_BEFORE: ClassVar = True
 
-    rule: str = Field(
-        "full",
-        description="full: all tokens; min_p: tokens with at least rho times the largest probability; entropy: tokens "
-        "with at least rho times exp(-entropy), a typical token's probability; top_k, top_p: for comparison",
-    )
+    rule: str = "full"
     side: Literal["both", "sampler", "trainer", "replay"] = Field(
         "both",
         description="which side prunes; one side alone is biased; replay: the sampler prunes, and the trainer "
