@@ -161,10 +161,12 @@ class Kinds(Settings):
             return block
         fitting = dict(block)
         for name in block.keys() - form.model_fields.keys():
-            fields = [other.model_fields[name] for other in cls.kinds().values() if name in other.model_fields]
-            if fields and not (cls.WHOLE_BEFORE and any(block[name] == field.default for field in fields)):
+            defaults = [
+                other.model_fields[name].default for other in cls.kinds().values() if name in other.model_fields
+            ]
+            if defaults and not (cls.WHOLE_BEFORE and block[name] in (None, *defaults)):
                 raise ValueError(f"{cls.TOLD_BY}: {block.get(cls.TOLD_BY, cls.USUAL)} does not use {name}")
-            if fields:
+            if defaults:
                 del fitting[name]
         return fitting
 
