@@ -23,6 +23,7 @@ from tailrl.claims.evidence import Shown, answers, command_of, read_shown, verdi
 from tailrl.claims.finding import CONTRADICTED
 from tailrl.config.jobs import Run
 from tailrl.config.load import read_study
+from tailrl.config.sampler import VllmSettings
 from tailrl.config.study import BASE_ARM, Study
 from tailrl.runtime.errors import StudyError
 from tailrl.stats.intervals import mean_interval
@@ -231,7 +232,9 @@ def _plain(run: Run) -> bool:
     asis = run.disturbance == type(run.disturbance)() and run.vocabulary.rule in ("full", "min_p")
     asis = asis and not run.vocabulary.adapts and run.vocabulary.side == "both"
     sampler = run.sampler
-    here = (sampler.engine, sampler.dtype, sampler.verify, sampler.quantized) == ("vllm", "bfloat16", False, False)
+    here = (
+        isinstance(sampler, VllmSettings) and sampler.dtype == "bfloat16" and not (sampler.verify or sampler.quantized)
+    )
     return usual and asis and here and run.training.temperature == 1 and run.training.optimizer == "adamw"
 
 

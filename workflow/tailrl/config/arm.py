@@ -243,6 +243,10 @@ class Clip(Kinds):
     USUAL: ClassVar = "ppo"
     WHOLE_BEFORE: ClassVar = True
 
+    if TYPE_CHECKING:  # the settings of any form
+
+        def __init__(self, **settings: Any) -> None: ...
+
     loss: str = "ppo"
     ratio: Literal["recompute", "bypass", "decoupled"] = Field(
         description="recompute: π_θ/π_train_old; bypass: π_θ/π_rollout_old; decoupled: recompute, times the "

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -25,6 +25,10 @@ class SamplerSettings(Kinds):
     """Whether its log-probs are the trainer's bit for bit, in the trainer's formats."""
     HOTTEST: ClassVar[float] = math.inf
     """The largest temperature that it samples at."""
+
+    if TYPE_CHECKING:  # the settings of any form
+
+        def __init__(self, **settings: Any) -> None: ...
 
     engine: str = "vllm"
     dtype: Literal["bfloat16", "float16", "float32", "float64"] = Field(

@@ -2,7 +2,7 @@
 
 import math
 import re
-from typing import ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -21,11 +21,18 @@ def log_rho(rho: str, vocabulary_size: int) -> float:
 
 
 class Vocabulary(Kinds):
-    """The safe set's rule, which the sampler and the trainer each apply to their own logits."""
+    """The safe set's rule, which the sampler and the trainer each apply to their own logits.
+
+    `Vocabulary(rule="min_p", rho="e-13")` is a `MinP`.
+    """
 
     TOLD_BY: ClassVar = "rule"
     USUAL: ClassVar = "full"
     WHOLE_BEFORE: ClassVar = True
+
+    if TYPE_CHECKING:  # the settings of any form
+
+        def __init__(self, **settings: Any) -> None: ...
 
     rule: str = "full"
     side: Literal["both", "sampler", "trainer", "replay"] = Field(
