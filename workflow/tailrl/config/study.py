@@ -269,7 +269,7 @@ class Study(Settings):
     @property
     def says_experts(self) -> bool:
         """Whether one of the compared engines says which experts it chose."""
-        return any(engine.sampler.routes for engine in self.distributions.engines.values())
+        return any(engine.sampler.says_routes for engine in self.distributions.engines.values())
 
     def problems(self) -> Problems:
         """The settings of the job that writes the problems."""
