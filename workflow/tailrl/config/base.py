@@ -160,7 +160,7 @@ class Kinds(Settings):
         if form is None or not isinstance(block, Mapping):
             return block
         fitting = dict(block)
-        for name in block.keys() - form.model_fields.keys():
+        for name in [name for name in block if name not in form.model_fields]:
             defaults = [
                 other.model_fields[name].default for other in cls.kinds().values() if name in other.model_fields
             ]
