@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 
 from tailrl.config.policy import ScratchPolicy, WarmStart
+from tailrl.config.sampler import TransformersSettings
 from tailrl.config.tasks.words import WordsTask
 from tailrl.kernels.packing import micro_batches, pack_batch
 from tailrl.model.forward import PACKED_ATTENTION, head_weight, hidden_states
@@ -100,7 +101,9 @@ class Trained:
 
     def sampler(self, dtype: str = "float32") -> TransformersSampler:
         """The transformers engine with the model's weights."""
-        sampler = TransformersSampler(self.folder, dtype, 2 * MAX_LENGTH)
+        sampler = TransformersSampler(
+            self.folder, TransformersSettings.model_validate({"engine": "transformers", "dtype": dtype}), 2 * MAX_LENGTH
+        )
         sampler.load_weights(self.model.state_dict().items())
         return sampler
 

@@ -26,6 +26,7 @@ import yaml
 
 from tailrl.config.jobs import Run
 from tailrl.config.load import parse_study
+from tailrl.config.policy import ScratchPolicy
 from tailrl.objective.advantages import ESTIMATORS
 from tailrl.runtime.errors import StudyError
 from tailrl.runtime.seeding import derive_seed
@@ -155,7 +156,7 @@ def make_base(run: Run, base: Path) -> None:
     """Write the problems and the warm-started policy of all runs."""
     base.mkdir(parents=True, exist_ok=True)
     write_problems(load_task(run.task).problems, base / "problems.jsonl")
-    assert run.policy.source == "scratch"
+    assert isinstance(run.policy, ScratchPolicy)
     stages = run.policy.warm_start.stages
     write_problems([one for task in stages for one in load_task(task).problems], base / "warm_start.jsonl")
     write_base_policy(run.policy, base / "warm_start.jsonl", base / "policy")

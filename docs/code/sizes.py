@@ -58,7 +58,7 @@ def sizes() -> str:
 
 
 def _cell(study: Study, shape: Shape, machine: Machine) -> str:
-    arm = study.run(max(study.arms, key=lambda arm: study.arms[arm].vocabulary.rule != "full"))
+    arm = study.run(max(study.arms, key=lambda arm: study.arms[arm].vocabulary.prunes))
     training = arm.training.model_copy(update={"token_budget": BUDGET})
     for devices in DEVICES:
         fitting = []

@@ -101,8 +101,8 @@ SLIPS: dict[str, Slip] = {
     ),
     "a file that extends another drops its arms": Slip(
         "config/merging.py",
-        "and not _other_kind(field, before, after):",
-        'and not _other_kind(field, before, after) and not {"name", "source"} & after.keys():',
+        "and not _other_kind(inner, before, after):",
+        'and not _other_kind(inner, before, after) and not {"name", "source"} & after.keys():',
         "tests/unit/config/test_study_files.py::test_any_key_may_name_what_a_file_adds",
     ),
     "settings travel by the command line": Slip(

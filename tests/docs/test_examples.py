@@ -86,7 +86,8 @@ def with_the_task_and_the_remedy(folder: Path) -> Workflow:
         applied = subprocess.run(["git", "apply", "patch"], cwd=folder, capture_output=True, text=True, check=False)
         assert applied.returncode == 0, applied.stderr
     pages_fixture.write_studies(folder, TASK)
-    (folder / "mine.py").write_text(blocks(TASK, "python")[0], encoding="utf-8")
+    for name, block in zip(("mine.py", "engine.py"), blocks(TASK, "python"), strict=True):
+        (folder / name).write_text(block, encoding="utf-8")
     return copy
 
 

@@ -11,14 +11,14 @@ from study_fixture import ROOT
 from findings.lookups import cell, k3, planned
 from tailrl.config.jobs import Evaluation
 from tailrl.config.load import read_study
-from tailrl.config.sampler import SamplerSettings
+from tailrl.config.sampler import VllmSettings
 from tailrl.config.training import Training
 from tailrl.planning.machine import read_machine
 from tailrl.planning.page import plan_page
 from tailrl.planning.shapes import shape_of
 from tailrl.tasks.registry import load_task
 
-BLOCKS = {"training": Training, "sampler": SamplerSettings, "evaluation": Evaluation}
+BLOCKS = {"training": Training, "sampler": VllmSettings, "evaluation": Evaluation}
 
 
 def words(page: str) -> str:

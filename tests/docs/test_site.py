@@ -26,6 +26,7 @@ from tailrl.cli import jobs
 from tailrl.cli.command_line import app
 from tailrl.config.arm import Arm
 from tailrl.config.presets import frameworks, presets
+from tailrl.config.vocabulary import Vocabulary
 from tailrl.objective.ratio_losses import RATIO_LOSSES, RatioTokens
 from tailrl.objective.rejections import STATISTICS
 from tailrl.tracking.metrics import CLIPPED, METRICS
@@ -120,12 +121,12 @@ def test_the_python_page_has_every_public_name_with_its_docstring(pages: dict[st
 def test_the_page_of_corrections_has_every_name_that_a_study_may_give(pages: dict[str, str]) -> None:
     schema = json.loads((ROOT / SCHEMA).read_text(encoding="utf-8"))["$defs"]
     named = {row[0].strip("`") for row in rows(pages["reference/corrections.md"])}
-    asked = [("Correction", "sequence"), ("Correction", "token"), ("Vocabulary", "rule"), ("Arm", "estimator")]
+    asked = [("Correction", "sequence"), ("Correction", "token"), ("Arm", "estimator")]
     for block, key in asked:
         field = schema[block]["properties"][key]
         words = field.get("enum") or field["anyOf"][0]["enum"]  # beside an import path
         assert set(words) - {"none"} <= named
-    assert {*STATISTICS, *RATIO_LOSSES, *presets()} <= named
+    assert {*STATISTICS, *RATIO_LOSSES, *Vocabulary.kinds(), *presets()} <= named
     assert ["`mis`", "2"] in [[row[0], row[-1]] for row in rows(pages["reference/corrections.md"])]
 
 

@@ -14,7 +14,7 @@ from bad_results import EVALUATION, HOME, METRICS, RUN, STUDY, TOKENS, write_sma
 from kinds import Case, Kind
 from mutations import mutated, mutated_bytes, to_json
 
-from tailrl.analysis import arm_kinds
+from tailrl.analysis import arm_pairs
 from tailrl.analysis.scores import compare_arms, gains_over_base
 from tailrl.artifacts.results import read_results
 from tailrl.artifacts.tokens import read_token_arrays
@@ -93,7 +93,7 @@ def read(folder: Path, name: str) -> None:
     results = read_results(STUDY, folder, STUDY.arms)
     if name == TOKENS:
         read_token_arrays(folder / HOME)
-    compared = compare_arms(results, arm_kinds.references(results))
+    compared = compare_arms(results, arm_pairs.references(results))
     summarize(STUDY, results, judge(results), gains_over_base(results), compared)
 
 

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from parsed import nodes_of
 
-from tailrl.config.sampler import ENGINES
+from tailrl.config.sampler import SamplerSettings
 
+ENGINES = [kind.PATH.partition(":")[0] for kind in SamplerSettings.kinds().values() if kind.PATH]
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "workflow" / "tailrl"
 # Each heavy library has its home; the rest of the package runs where it is not installed.
@@ -75,7 +76,7 @@ def test_engines_and_heavy_libraries_are_imported_when_they_are_needed(module: s
     """vLLM and Triton at the top of their own modules, which others import inside a function."""
     loaded = {name for name, at_once in imports(module) if at_once}
     rooms = (
-        *(f"tailrl.rollout.{engine}" for engine in ENGINES),
+        *ENGINES,
         "tailrl.kernels.cuda.",
         "tailrl.objective.noise_kernel",
     )
@@ -85,9 +86,8 @@ def test_engines_and_heavy_libraries_are_imported_when_they_are_needed(module: s
     assert not any(name.split(".")[0] == "vllm" for name in loaded) or module in HOMES["vllm"]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_an_engine_is_a_module_of_its_name(engine: str) -> None:
-    assert any(name.startswith(f"rollout.{engine}") for name in MODULES)
+def test_the_engines_are_where_their_settings_say() -> None:
+    assert len(ENGINES) == 3 and all(name.removeprefix("tailrl.") in MODULES for name in ENGINES)
 
 
 def test_torch_is_not_everywhere() -> None:

@@ -40,7 +40,7 @@ bounds PPO's and GSPO's: where such a ratio overflows, the loss is infinite and 
 
 def corrections_page(root: Path) -> str:
     """The page: a table for each key that names a remedy."""
-    from tailrl.config.arm import REMEDIES, Clip, Correction
+    from tailrl.config.arm import REMEDIES, Correction, Limited
     from tailrl.config.presets import frameworks
     from tailrl.config.reference_kl import ReferenceKL
     from tailrl.config.rejection import Rejection
@@ -85,7 +85,7 @@ def corrections_page(root: Path) -> str:
             _centering(root),
             "## Losses of the ratio\n\n`clip: {ratio: bypass, loss: NAME}`\n",
             _names(functions_of(root, "objective.ratio_losses", "RATIO_LOSSES")),
-            f"`log_ratio_limit`: {Clip.model_fields['log_ratio_limit'].description}. {READ}\n",
+            f"`log_ratio_limit`: {Limited.model_fields['log_ratio_limit'].description}. {READ}\n",
             "## KL to the base policy\n\n`reference_kl: {coefficient: 0.001, estimator: k3, where: loss}`, with r = "
             "p_base/p: k1 = −log r, k2 = (log r)²/2, k3 = r − log r − 1\n\n"
             f"{ReferenceKL.model_fields['where'].description}. Refused are k1 in the loss, whose expected gradient is "

@@ -23,6 +23,7 @@ from tailrl.claims.evidence import SEARCH, Shown, answers, command_of, read_show
 from tailrl.claims.finding import CONTRADICTED
 from tailrl.config.jobs import Run
 from tailrl.config.load import read_study
+from tailrl.config.sampler import VllmSettings
 from tailrl.config.study import BASE_ARM, Study
 from tailrl.runtime.errors import StudyError
 from tailrl.stats.intervals import mean_interval
@@ -216,8 +217,8 @@ def pooled(rate: float) -> tuple[Number, int]:
     means = []
     files = [*(ROOT / "studies").glob("*.yaml"), *(ROOT / "studies/search").glob("*.yaml")]
     for study in sorted(name for file in files for name in read_study(file).each()):
-        kinds = {(_plain(run), run.vocabulary.rho): arm for arm, run in _runs(study).items()}
-        pair = kinds.get((True, "0.34/V")), kinds.get((True, None))
+        kinds = {(_plain(run), run.vocabulary.rhos): arm for arm, run in _runs(study).items()}
+        pair = kinds.get((True, ("0.34/V",))), kinds.get((True, ()))
         published = all(pair) and (RESULTS / study / "evaluation.csv").is_file()
         if published and run_of(study, str(pair[1])).training.learning_rate == rate:
             means.append(difference(study, str(pair[0]), str(pair[1])).mean)
@@ -229,9 +230,11 @@ def _plain(run: Run) -> bool:
     """Whether RLOO and AdamW train it, without weights, on undisturbed samples of vLLM in bfloat16."""
     usual = run.estimator == "rloo" and not run.clip and not run.correction.weighted and not run.correction.veto
     asis = run.disturbance == type(run.disturbance)() and run.vocabulary.rule in ("full", "min_p")
-    asis = asis and run.vocabulary.adapt == "none" and run.vocabulary.side == "both"
+    asis = asis and not run.vocabulary.adapts and run.vocabulary.side == "both"
     sampler = run.sampler
-    here = (sampler.engine, sampler.dtype, sampler.verify, sampler.quantized) == ("vllm", "bfloat16", False, False)
+    here = (
+        isinstance(sampler, VllmSettings) and sampler.dtype == "bfloat16" and not (sampler.verify or sampler.quantized)
+    )
     return usual and asis and here and run.training.temperature == 1 and run.training.optimizer == "adamw"
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from claims_fixture import DVP, DVP_MIS, EXACT, MATCHED, NAIVE, NOISE, around, made, results_of
 
-from tailrl.analysis import arm_kinds
+from tailrl.analysis import arm_pairs
 from tailrl.analysis.scores import by_problem, compare_arms, gains_over_base
 from tailrl.artifacts.evaluation import ArmScores, Score
 from tailrl.artifacts.results import Results
@@ -57,7 +57,7 @@ def study(**more: dict[str, object]) -> Results:
 
 def test_each_arm_is_compared_with_its_references() -> None:
     read = study(other={"sampler": {"engine": "transformers"}, "estimator": "grpo"})
-    assert arm_kinds.references(read) == [
+    assert arm_pairs.references(read) == [
         ("naive", "control", "matched control"),
         ("naive", "zero", "no mismatch"),
         ("control", "zero", "no mismatch"),
@@ -69,15 +69,15 @@ def test_each_arm_is_compared_with_its_references() -> None:
 
 def test_arms_without_a_reference_are_compared_with_the_first() -> None:
     read = results_of(a=made(NAIVE), b=made({"estimator": "grpo"}), c=made({"estimator": "reinforce"}))
-    assert arm_kinds.references(read) == [("b", "a", "first arm"), ("c", "a", "first arm")]
-    assert arm_kinds.references(results_of(a=made(NAIVE))) == []
+    assert arm_pairs.references(read) == [("b", "a", "first arm"), ("c", "a", "first arm")]
+    assert arm_pairs.references(results_of(a=made(NAIVE))) == []
 
 
 def test_reported_pairs_are_a_family_of_their_own_and_every_other_pair_is_in_the_table() -> None:
     read = study()
-    found = compare_arms(read, arm_kinds.references(read))
+    found = compare_arms(read, arm_pairs.references(read))
     asked = [c for c in found if c.why]
-    assert [(c.first, c.second, c.why) for c in asked] == arm_kinds.references(read)
+    assert [(c.first, c.second, c.why) for c in asked] == arm_pairs.references(read)
     assert {frozenset((c.first, c.second)) for c in found} == {
         frozenset((a, b)) for a in read.arms for b in read.arms if a != b
     }
@@ -91,7 +91,7 @@ def test_reported_pairs_are_a_family_of_their_own_and_every_other_pair_is_in_the
 
 def test_a_comparison_has_every_kind_of_error() -> None:
     read = study()
-    compared = compare_arms(read, arm_kinds.references(read))
+    compared = compare_arms(read, arm_pairs.references(read))
     (found, *_) = (c for c in compared if (c.first, c.second) == ("dvp", "naive"))
     first, second = (by_problem(read.evaluations[arm].scores) for arm in ("dvp", "naive"))
     assert found.both == crossed_difference(first, second)

@@ -17,7 +17,6 @@ from claims_fixture import DVP, NAIVE, around, made, results_of
 from parsed import nodes_of
 from pydantic import ValidationError
 
-from tailrl.analysis.arm_kinds import KINDS
 from tailrl.claims import finding as finding_module
 from tailrl.claims.catalogue import CATALOGUE, SEVERAL, TEXTS, TRAINED_CLAIMS, Claim, claims_of
 from tailrl.claims.decide import TESTED, Line, Scope, decide
@@ -37,6 +36,7 @@ from tailrl.claims.finding import (
 )
 from tailrl.claims.numbers import LOGARITHMS, NUMBERS
 from tailrl.claims.study import judge
+from tailrl.config.arm_kinds import KINDS
 
 ROOT = Path(__file__).parents[3]
 PUBLISHED = sorted((ROOT / "docs" / "results").glob("**/*claims.csv"))

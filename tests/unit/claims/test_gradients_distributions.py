@@ -13,7 +13,7 @@ from tailrl.claims.distributions import BOUND, EQUAL, MODE, NESTED, SECOND, SIGN
 from tailrl.claims.finding import ASIDE, CONTRADICTED, NOT_SEEN, REPRODUCED, UNDECIDED, UNTESTABLE
 from tailrl.claims.gradients import BIASED, CONSTRAINED, TRADED, UNBIASED, judge_gradients
 from tailrl.config.arm import Arm
-from tailrl.config.distributions import ComparedEngine
+from tailrl.config.load import parse_study
 from tailrl.stats.intervals import ratio_interval
 
 ARMS = {
@@ -23,7 +23,7 @@ ARMS = {
     "is": {"correction": {"sequence": "is"}},
     "mis": {"correction": {"sequence": "mis"}},
 }
-SETTINGS = {name: Arm.model_validate(arm).model_dump(mode="json") for name, arm in ARMS.items()}
+SETTINGS = {name: Arm.model_validate(arm) for name, arm in ARMS.items()}
 ZERO = 1e-15
 
 
@@ -136,10 +136,11 @@ def compared(engine: str = "coarse", *, settings: dict[str, Any] | None = None, 
         "paper_PB": np.tile([0.5, 0.1 * 0.005], (PLACES, 1)),
         "second_PB": np.tile([0.5, 0.1 * 0.0001], (PLACES, 1)),
     }
-    own = ComparedEngine.model_validate(settings or {}).model_dump(mode="json")
-    return Compared(
-        engine, {"settings": {"engine": own, "rho": ["e-13"]}, "edges": [0.0, 5.0], "tail_from": 5.0}, arrays | changes
+    study = parse_study(
+        {"name": "s", "arms": {"a": {}}, "distributions": {"rho": ["e-13"], "engines": {engine: settings or {}}}}
     )
+    job = study.compared(engine).model_dump(mode="json")
+    return Compared(engine, {"settings": job, "edges": [0.0, 5.0], "tail_from": 5.0}, arrays | changes)
 
 
 def verdict(claim: str, *engines: Compared) -> list[tuple[str, str]]:

@@ -23,7 +23,10 @@ from tailrl.runtime.errors import StudyError
         ({"arms": {"naive": [1]}}, "arms.naive: must be a block of keys and values, such as {} (given: [1])"),
         ({"name": "a b"}, "name: needs at most 100 letters, digits, _ . + - (given: 'a b')"),
         ({"training": {"steps": True}}, "training.steps: needs a number, not true or false (given: true)"),
-        ({"policy": {"source": "pretrained", "path": "/", "layers": 2}}, "policy.layers is not a known key"),
+        (
+            {"policy": {"source": "pretrained", "path": "/", "layers": 2}},
+            "policy: source: pretrained does not use layers",
+        ),
         (
             {"task": {"name": "arithmetics"}},
             "task.name: must be one of aime25, arithmetic, chain, dapo_math, lm_eval, words (given: 'arithmetics') "
@@ -55,7 +58,11 @@ def words_alone(schema: dict[str, Any]) -> dict[str, list[str]]:
 
 
 BLOCKS: dict[str, type[Settings]] = {
-    block.__name__: block for block in (Arm, Clip, Correction, Disturbance, SamplerSettings, Training, Vocabulary)
+    block.__name__: block
+    for block in (
+        *(Arm, Correction, Disturbance, Training),
+        *(kind for kinds in (Clip, SamplerSettings, Vocabulary) for kind in kinds.kinds().values()),
+    )
 }
 TEXTS = [(name, key) for name, keys in words_alone(Study.model_json_schema()).items() for key in keys if name in BLOCKS]
 
@@ -66,11 +73,13 @@ def test_where_words_are_needed_nothing_else_is_asked_for(name: str, key: str, v
     if (key, value) in (("rho", 3.5), ("rho_easy", 3.5)):
         return  # a number is written as text there
     with pytest.raises(ValidationError) as caught:
-        BLOCKS[name].model_validate({key: value, **({"ratio": "bypass"} if name == "Clip" and key != "ratio" else {})})
+        BLOCKS[name].model_validate(
+            {key: value, **({"dtype": "float32"} if name == "ExactSettings" and key != "dtype" else {})}
+        )
     (sentence,) = [words for words in sentences(caught.value, BLOCKS[name]).split("; ") if words.startswith(key)]
     assert "needs text" in sentence or "must be one of" in sentence
     assert "number" not in sentence
 
 
 def test_there_are_such_keys() -> None:
-    assert len(TEXTS) > 15 and ("SamplerSettings", "quantization") in TEXTS
+    assert len(TEXTS) > 15 and ("VllmSettings", "quantization") in TEXTS

@@ -21,7 +21,7 @@ from tailrl.runtime.errors import StudyError
             {"quantization": "int4", "dtype": "float32"},
             "quantization: int4 computes in half precision in vLLM: say dtype",
         ),
-        ({"engine": "transformers", "quantization": "int8"}, "engine: transformers computes in its dtype: leave out"),
+        ({"engine": "transformers", "quantization": "int8"}, "engine: transformers does not use quantization"),
         (
             {"engine": "exact", "quantization": "int8"},
             "engine: exact computes as the trainer does, in float32: say dtype",

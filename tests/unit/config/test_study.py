@@ -185,7 +185,7 @@ def test_a_misspelt_override_names_the_arm() -> None:
     ("path", "value", "words"),
     [
         ("arms.naive.vocabulary", {"rho": "e-13"}, "arms.naive.vocabulary: rule: full does not use rho"),
-        ("arms.naive.vocabulary", {"rule": "min_p"}, "arms.naive.vocabulary: rule: min_p needs rho"),
+        ("arms.naive.vocabulary", {"rule": "min_p"}, "arms.naive.vocabulary.rho is missing"),
         (
             "arms.naive.vocabulary",
             {"outside": "paper_fill"},
@@ -247,7 +247,7 @@ def test_a_misspelt_override_names_the_arm() -> None:
         ("arms.mis.training", {"max_new_tokens": 300}, "arms.mis.training.max_new_tokens: 300 new tokens"),
         ("baselines", [0.3, 0.3], "baselines: the same temperature is given twice: [0.3, 0.3]"),
         ("baselines", [0.0], "baselines: temperature: Input should be greater than or equal to 0.01"),
-        ("baselines", [2.5], "baselines: temperature: 2.5 is above 2, the largest that vLLM takes"),
+        ("baselines", [2.5], "baselines: temperature: 2.5 is above 2, the largest that vllm takes"),
     ],
 )
 def test_what_is_impossible_is_one_sentence(path: str, value: Any, words: str) -> None:

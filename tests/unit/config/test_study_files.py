@@ -9,7 +9,9 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from pydantic import ValidationError
 
+from tailrl.config.jobs import Run
 from tailrl.config.load import merged, named_alike, parse_study, read_study, read_yaml
 from tailrl.config.probe import ProbeSettings
 from tailrl.config.study import Study
@@ -102,6 +104,45 @@ def test_a_block_that_says_its_default_kind_is_merged() -> None:
     above = {"policy": {"source": "scratch", "heads": 2}, "evaluation": {"task": {"name": "words"}}}
     policy = {"layers": 2, "source": "scratch", "heads": 2}
     assert merged(below, above) == {"policy": policy, "evaluation": {"task": {"name": "words"}}}
+
+
+KINDS_BELOW = {
+    "sampler": {"engine": "vllm", "tensor_parallel": 2},
+    "vocabulary": {"rule": "min_p", "rho": "e-13"},
+    "clip": {"ratio": "bypass", "low": 0.1},
+}
+KINDS_ABOVE = {
+    "sampler": {"engine": "mine:Engine", "options": {"most": 8}},
+    "vocabulary": {"rule": "top_k", "k": 5},
+    "clip": {"ratio": "bypass", "loss": "sapo"},
+}
+
+
+@pytest.mark.parametrize("block", KINDS_BELOW)
+def test_a_block_of_another_kind_replaces_the_one_below(block: str) -> None:
+    """Wherever it stands; of the same kind it is merged."""
+    below, above = ({"arms": {"a": {block: blocks[block]}}} for blocks in (KINDS_BELOW, KINDS_ABOVE))
+    assert merged(below, above) == above
+    assert parse_study({"name": "s", **merged(below, above)})
+    same = {"arms": {"a": {block: {"dtype": "float32"}}}}
+    assert merged(below, same)["arms"]["a"][block] == {**KINDS_BELOW[block], "dtype": "float32"}
+    engines = {"distributions": {"engines": {"e": {"sampler": KINDS_BELOW["sampler"]}}}}
+    other = {"distributions": {"engines": {"e": {"sampler": KINDS_ABOVE["sampler"]}}}}
+    assert merged(engines, other) == other
+
+
+def test_settings_of_before_the_kinds_are_read_as_they_are_now() -> None:
+    """Earlier versions recorded the fields of all kinds. What another kind alone has is left out at its default."""
+    run = parse_study({"name": "s", "arms": {"a": {"clip": {"loss": "free", "ratio": "bypass"}}}}).run("a")
+    whole = run.model_dump(mode="json")
+    nothing: dict[str, Any] = dict.fromkeys(("rho", "k", "p", "budget", "rho_easy"))
+    whole["vocabulary"] |= nothing | {"adapt": "none"}
+    whole["clip"] |= {"low": 0.2, "high": 0.2, "dual": None}
+    assert Run.model_validate_json(json.dumps(whole)) == run
+    for block, key, value in (("vocabulary", "k", 5), ("clip", "low", 0.1), ("sampler", "options", {})):
+        changed = {**whole, block: {**whole[block], key: value}}
+        with pytest.raises(ValidationError, match=f"does not use {key}"):
+            Run.model_validate(changed)
 
 
 @pytest.mark.parametrize("block", ["arms", "ablations", "distributions.engines"])

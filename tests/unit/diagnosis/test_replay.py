@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from tailrl.config.arm import Arm, Correction
+from tailrl.config.base import Kinds
 from tailrl.config.vocabulary import Vocabulary
 from tailrl.diagnosis.advice import FACTS, advice_rules, advise
 from tailrl.diagnosis.causes import Cause, cause_words
@@ -360,7 +361,7 @@ def test_a_printed_preset_is_what_was_replayed() -> None:
         for threshold, given in remedy.settings():
             [*_, own] = configuration(name, threshold)
             printed = yaml.safe_load(own.text)
-            block = type(given).__name__.lower()
+            block = (given.whole() if isinstance(given, Kinds) else type(given)).__name__.lower()
             if "preset" in printed.get("correction", {}):
                 named += 1
                 assert own.text.splitlines()[1].startswith("# the same: " + block)

@@ -17,7 +17,14 @@ from tailrl.model import forward
 from tailrl.model.forward import PACKED_ATTENTION, head_weight, hidden_states
 from tailrl.model.policy import named_weights
 from tailrl.model.quantize import CACHES, rounded_cache, rounded_rows
-from tailrl.model.quantized import check_sizes, match_engine, projections, round_activations, rounded_weights
+from tailrl.model.quantized import (
+    check_cache,
+    check_sizes,
+    match_engine,
+    projections,
+    round_activations,
+    rounded_weights,
+)
 from tailrl.runtime.errors import StudyError
 from tailrl.training.step import update
 from tailrl.training.step_record import Stopwatch
@@ -259,6 +266,7 @@ def test_models_that_do_not_fit_are_refused(name: str) -> None:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     with pytest.raises(StudyError, match=words):
+        check_cache(model, SamplerSettings.model_validate(given))
         check_sizes(model, SamplerSettings.model_validate(given))
     check_sizes(model, SamplerSettings())
 

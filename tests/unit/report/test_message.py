@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from claims_fixture import DVP, DVP_MIS, EXACT, NAIVE, NOISE, Made, around, falling, line_of, made, results_of
 
-from tailrl.analysis import arm_kinds
+from tailrl.analysis import arm_pairs
 from tailrl.analysis.scores import Comparison, compare_arms, gains_over_base
 from tailrl.artifacts.claims import Verdict
 from tailrl.artifacts.results import Results
@@ -21,7 +21,7 @@ NAN = math.nan
 
 def said(**arms: Made) -> tuple[str, str, str]:
     results = results_of(**arms)
-    compared = compare_arms(results, arm_kinds.references(results))
+    compared = compare_arms(results, arm_pairs.references(results))
     return three_sentences(results, gains_over_base(results), compared, judge(results))
 
 

@@ -8,14 +8,16 @@ import numpy as np
 import pytest
 from pydantic import BaseModel
 
-from tailrl.analysis import arm_kinds
-from tailrl.analysis.describe import assumed_keys, describe, describe_arms, flatten, what_ran, work_share
+from tailrl.analysis import arm_pairs
+from tailrl.analysis.describe import assumed_keys, describe_arms, what_ran, work_share
 from tailrl.analysis.scores import Comparison, compare_arms, gains_over_base
 from tailrl.artifacts.records import Hardware
 from tailrl.artifacts.results import Results, read_results
 from tailrl.claims.study import judge
 from tailrl.config.arm import Arm
+from tailrl.config.base import Kinds
 from tailrl.config.study import Study
+from tailrl.config.words import describe
 from tailrl.report.message import three_sentences
 from tailrl.report.page import page
 from tailrl.report.summary import difference_sentence, summarize
@@ -55,36 +57,35 @@ def test_difference_sentence(both: Difference, p_holm: float, words: str) -> Non
         assert text == f"**dvp against naive**: {words.format(size)}"
 
 
+def words_of(**arm: Any) -> list[str]:
+    return describe(Arm.model_validate({"deliberate": True, **arm}))
+
+
 def test_describe() -> None:
-    full = flatten(
-        {"estimator": "rloo", "vocabulary": {"rule": "full"}, "correction": {"sequence": "none", "veto": None}}
-    )
-    assert describe(full)[:2] == ["RLOO on all tokens", "no weights"]
-    assert not any("veto" in clause for clause in describe(full))
-    pruned = {**full, "vocabulary.rule": "min_p", "vocabulary.rho": "e-13", "correction.veto": 1e-4}
-    pruned |= {"correction.sequence": "mis", "correction.sequence_threshold": None}
-    assert describe(pruned)[:3] == [
+    assert words_of()[:2] == ["RLOO on all tokens", "no weights"]
+    assert not any("veto" in clause for clause in words_of())
+    min_p = {"rule": "min_p", "rho": "e-13"}
+    assert words_of(vocabulary=min_p, correction={"sequence": "mis", "veto": 1e-4})[:3] == [
         "RLOO on the min-p set, rho = e-13",
         "sequence weights mis, C = 2",
         "veto below a token ratio of 0.0001",
     ]
-    other = {**full, "correction.sequence": "tis", "correction.sequence_threshold": 3.0}
-    assert describe(other)[1] == "sequence weights tis, C = 3"
+    other = {"sequence": "tis", "sequence_threshold": 3.0}
+    assert words_of(correction=other)[1] == "sequence weights tis, C = 3"
     rules = [{"of": "k2", "by": "max", "above": 0.1}, {"of": "tv", "by": "token", "above": 0.2, "below": -0.2}]
     rules[1] |= {"ratio": "r_rollout", "when": "outward"}
-    later = {**full, "correction.token": "tis", "correction.token_threshold": 2.0, "correction.token_lower": 0.5}
-    later |= {"correction.reject": rules, "correction.normalise": True, "correction.veto_above": 100.0}
-    assert describe(later)[1:6] == [
+    later = {"token": "tis", "token_threshold": 2.0, "token_lower": 0.5}
+    later |= {"reject": rules, "normalise": True, "veto_above": 100.0}
+    assert words_of(correction=later)[1:6] == [
         "token weights tis, C = 2, from 0.5",
         "rejected: a response's max of k2 above 0.1",
         "rejected: tv of a token by r_rollout above 0.2 or below -0.2 where A widens it",
         "normalised to a mean weight of 1",
         "veto above a token ratio of 100.0",
     ]
-    both = {**other, "correction.token": "mask", "correction.token_threshold": 1.5, "clip.ratio": "decoupled"}
-    both |= {"clip.low": 0.2, "clip.high": 0.28}
-    assert describe(both)[1:4] == [
-        "clipped ratio, decoupled, from 1 - 0.2 to 1 + 0.28",
+    both = {**other, "token": "mask", "token_threshold": 1.5}
+    assert words_of(correction=both, clip={"ratio": "recompute", "high": 0.28})[1:4] == [
+        "clipped ratio, recompute, from 1 - 0.2 to 1 + 0.28",
         "token weights mask, C = 1.5",
         "sequence weights tis, C = 3",
     ]
@@ -114,7 +115,7 @@ def test_describe() -> None:
 )
 def test_describe_a_vocabulary(estimator: str, vocabulary: dict[str, Any], clause: str) -> None:
     arm = Arm.model_validate({"estimator": estimator, "vocabulary": vocabulary, "deliberate": True})
-    assert describe(flatten(arm.model_dump(mode="json")))[0] == clause
+    assert describe(arm)[0] == clause
 
 
 VARIED: list[tuple[dict[str, Any], dict[str, tuple[Any, ...]]]] = [
@@ -148,7 +149,6 @@ VARIED: list[tuple[dict[str, Any], dict[str, tuple[Any, ...]]]] = [
             "disturbance.bias": (0.1, 0.2),
             "disturbance.noise": (0.1, 0.10000001),
             "disturbance.floor": (0.1, 0.2),
-            "deliberate": (True,),
         },
     ),
     (
@@ -190,6 +190,7 @@ VARIED: list[tuple[dict[str, Any], dict[str, tuple[Any, ...]]]] = [
     ({"correction": {"centering": "top_k", "centering_k": 5}}, {"correction.centering_k": (6,)}),
     ({"correction": {"sequence": "reject_k3"}}, {"correction.rejects": ("r_ppo",)}),
     ({"disturbance": {"noise": 0.1}}, {"disturbance.side": ("both",)}),
+    ({"sampler": {"engine": "mine:Engine"}}, {"sampler.options": ({"most": 8}, {"most": 9})}),
     ({"sampler": {"dtype": "float32"}}, {"sampler.engine": ("exact", "transformers")}),
     ({"vocabulary": {"rule": "top_k", "k": 5}}, {"vocabulary.k": (6,)}),
     ({"vocabulary": {"rule": "top_p", "p": 0.5}}, {"vocabulary.p": (0.6,)}),
@@ -212,9 +213,9 @@ VARIED: list[tuple[dict[str, Any], dict[str, tuple[Any, ...]]]] = [
     ),
 ]
 """Arms, and other values of some of their fields: every field of an arm is in one of them."""
-COMPARED = {"training", "seeds", "correction.preset"}
-"""What is compared between arms and not described by itself; an arm's seeds are in a column of their own, and a preset
-is replaced by its settings."""
+COMPARED = {"training", "seeds", "deliberate", "correction.preset"}
+"""What is compared between arms and not described by itself; an arm's seeds are in a column of their own, a preset
+is replaced by its settings, and `deliberate` changes nothing."""
 
 
 def every_arm() -> list[Arm]:
@@ -223,13 +224,9 @@ def every_arm() -> list[Arm]:
         arms.append(Arm.model_validate(base))
         for field, values in fields.items():
             for value in values:
-                data = Arm.model_validate(base).model_dump()
                 *parents, leaf = field.split(".")
-                block = data
-                for parent in parents:
-                    block = block[parent]
-                block[leaf] = value
-                arms.append(Arm.model_validate(data))
+                block = {**base.get(parents[0], {}), leaf: value} if parents else value
+                arms.append(Arm.model_validate({**base, (parents or [leaf])[0]: block}))
     # One whose adapted threshold alone tells it apart, and all causes at once.
     arms.append(Arm.model_validate({"disturbance": {"noise": 0.1, "floor": 0.1, "bias": 0.1, "staleness": 2}}))
     return arms
@@ -242,6 +239,7 @@ def leaves(model: type[BaseModel], prefix: str = "") -> set[str]:
         parts = () if get_origin(field.annotation) is tuple else get_args(field.annotation)
         blocks = [b for b in (field.annotation, *parts) if isinstance(b, type)]
         blocks = [b for b in blocks if issubclass(b, BaseModel)]
+        blocks = [kind for b in blocks for kind in (b.kinds().values() if issubclass(b, Kinds) else (b,))]
         found |= set().union(*(leaves(b, f"{prefix}{name}.") for b in blocks)) if blocks else {prefix + name}
     return found
 
@@ -266,7 +264,7 @@ def leaves(model: type[BaseModel], prefix: str = "") -> set[str]:
     ],
 )
 def test_only_what_acts_is_stated(arm: dict[str, Any], clause: str) -> None:
-    assert clause in describe(flatten(Arm.model_validate(arm).model_dump(mode="json")))
+    assert clause in describe(Arm.model_validate(arm))
 
 
 def test_every_field_of_an_arm_is_varied() -> None:
@@ -278,14 +276,10 @@ def test_every_field_of_an_arm_is_varied() -> None:
 def test_arms_that_differ_in_any_field_are_described_differently() -> None:
     described: dict[str, Arm] = {}
     for arm in every_arm():
-        words = "; ".join(describe(flatten(arm.model_dump(mode="json"))))
+        words = "; ".join(describe(arm))
+        arm = arm.model_copy(update={"deliberate": False})
         assert described.setdefault(words, arm) == arm, words
     assert len(described) > 50
-
-
-def test_a_setting_that_describe_does_not_know_is_listed() -> None:
-    flat = flatten(Arm().model_dump(mode="json"))
-    assert describe({**flat, "vocabulary.new": 3, "policy.new": 4}) == [*describe(flat), "vocabulary.new = 3"]
 
 
 @pytest.mark.parametrize(
@@ -303,7 +297,7 @@ def test_a_setting_that_describe_does_not_know_is_listed() -> None:
 def test_describe_a_disturbance(disturbance: dict[str, Any], clauses: list[str]) -> None:
     arm = Arm.model_validate({"disturbance": disturbance})
     sampled = "sampled by vllm in bfloat16"
-    assert describe(flatten(arm.model_dump(mode="json")))[2:] == [*clauses, sampled]
+    assert describe(arm)[2:] == [*clauses, sampled]
 
 
 @pytest.fixture
@@ -377,7 +371,7 @@ def test_what_could_not_be_found_out(results: Results) -> None:
 
 
 def summary_of(study: Study, results: Results) -> str:
-    compared = compare_arms(results, arm_kinds.references(results))
+    compared = compare_arms(results, arm_pairs.references(results))
     return summarize(study, results, judge(results), gains_over_base(results), compared)
 
 
@@ -385,13 +379,13 @@ def test_summary_has_every_arm_and_comparison(whole: tuple[Study, object], resul
     study, _ = whole
     verdicts = judge(results)
     text = summary_of(study, results)
-    gains, compared = gains_over_base(results), compare_arms(results, arm_kinds.references(results))
+    gains, compared = gains_over_base(results), compare_arms(results, arm_pairs.references(results))
     listed = "".join(f"- {sentence}\n" for sentence in three_sentences(results, gains, compared, verdicts))
     assert text.startswith(f"# synthetic\n\n{listed}\nA made-up study for the report's tests. The same policy")
     for arm in study.arms:
         assert text.count(f"\n| {arm} | ") >= 3
     assert text.count("** against") == 0
-    asked = [c for c in compare_arms(results, arm_kinds.references(results)) if c.why]
+    asked = [c for c in compare_arms(results, arm_pairs.references(results)) if c.why]
     assert [line.split("**")[1] for line in text.splitlines() if line.startswith("**")] == [
         f"{c.first} against {c.second}" for c in asked
     ]

@@ -13,13 +13,15 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers_fixture import DTYPES, GQA, close, engine_of
 
-from tailrl.config.sampler import Disturbance
+from tailrl.config.sampler import Disturbance, TransformersSettings
 from tailrl.model.policy import named_weights
 from tailrl.rollout import Decoding
 from tailrl.rollout import transformers as engine_module
 from tailrl.rollout.transformers import TransformersSampler
 from tailrl.rollout.types import Request
 from tailrl.runtime.errors import StudyError
+
+IN_FLOAT32 = TransformersSettings(engine="transformers", dtype="float32")
 
 RULES = [("full", 0.0), ("min_p", -3.0), ("entropy", -3.0), ("top_k", 20.0), ("top_p", 0.9)]
 DIAL = Disturbance(bias=0.2, noise=0.3, floor=1e-3)
@@ -198,14 +200,14 @@ def test_what_cannot_be_sampled_is_refused(engine: TransformersSampler, folders:
     assert engine.generate([], Decoding(1.0, 5)) == []
     assert engine.metrics() == {}
     with pytest.raises(RuntimeError, match="no weights"):
-        TransformersSampler(folders[GQA], "float32", MAX_LENGTH).generate(random_requests(1), Decoding(1.0, 5))
+        TransformersSampler(folders[GQA], IN_FLOAT32, MAX_LENGTH).generate(random_requests(1), Decoding(1.0, 5))
 
 
 # --- families ----------------------------------------------------------------------------------------
 
 
 def family_engine(name: str, folder: Path) -> TransformersSampler:
-    sampler = TransformersSampler(write_family(name, folder), "float32", 32)
+    sampler = TransformersSampler(write_family(name, folder), IN_FLOAT32, 32)
     sampler.load_weights(AutoModelForCausalLM.from_pretrained(folder).state_dict().items())
     return sampler
 

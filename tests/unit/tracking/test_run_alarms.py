@@ -2,15 +2,15 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from step_fixture import run_of
 from wandb_fixture import FAKE
 
-from tailrl.tracking.alarm import OF_STEP, RunAlarms
+from tailrl.tracking.alarm import OF_STEP
 from tailrl.tracking.metrics import LEARNING_RATE, METRICS, REWARD, STEP
 from tailrl.tracking.tracker import Tracker
+from tailrl.tracking.wandb_mirror import alarms_of
 
 
 def steps(count: int = 12, jump: int = 9) -> list[dict[str, float]]:
@@ -21,12 +21,8 @@ def steps(count: int = 12, jump: int = 9) -> list[dict[str, float]]:
     ]
 
 
-def settings(**arm: Any) -> dict[str, Any]:
-    return run_of(arm).model_dump(mode="json")
-
-
 def test_an_alarm_is_told_once():
-    alarms = RunAlarms(settings())
+    alarms = alarms_of(run_of({}))
     told = [[alarm.name for alarm in alarms.see(metrics)] for metrics in [*steps(), *steps(9, 0), *steps()]]
     assert told[9] == ["learning_rate"]
     assert [names for names in told if names] == [["learning_rate"]]
@@ -36,7 +32,7 @@ def test_a_run_without_a_clip_has_no_idle_one():
     clip = {"clip": {"loss": "ppo", "ratio": "recompute"}}
     idle = [{**metrics, OF_STEP["clip"]: 0.0} for metrics in steps(14, 99)]
     for arm, names in (({}, []), (clip, ["idle_clip"])):
-        alarms = RunAlarms(settings(**arm))
+        alarms = alarms_of(run_of(arm))
         assert [alarm.name for metrics in idle for alarm in alarms.see(metrics)] == names
 
 

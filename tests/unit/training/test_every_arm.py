@@ -24,8 +24,10 @@ from step_fixture import run_of
 
 from tailrl.artifacts.metrics import read_metrics
 from tailrl.artifacts.tokens import read_tokens
-from tailrl.config.arm import Arm
+from tailrl.config.arm import Arm, Clip
+from tailrl.config.base import IMPORTED
 from tailrl.config.load import parse_study
+from tailrl.config.vocabulary import Vocabulary
 from tailrl.objective.ratio_losses import RATIO_LOSSES
 from tailrl.objective.safe_set import RULES
 from tailrl.runtime.errors import StudyError
@@ -120,14 +122,14 @@ def test_the_factors_are_those_of_the_schema() -> None:
         return set(field.get("enum") or field["anyOf"][0]["enum"])  # beside an import path
 
     assert choices("Arm", "estimator") == set(FACTORS["estimator"])
-    assert choices("Clip", "loss") == set(RATIO_LOSSES)
-    assert choices("Clip", "ratio") == set(FACTORS["clip"]) - {None}
+    assert Clip.kinds().keys() - {IMPORTED} == set(RATIO_LOSSES)
+    assert choices("Ppo", "ratio") == set(FACTORS["clip"]) - {None}
     assert choices("Correction", "token") == set(FACTORS["token"])
     assert choices("Correction", "sequence") == set(FACTORS["sequence"])
-    for key, default in (("rule", "full"), ("adapt", "none"), ("side", "both"), ("outside", "drop")):
-        assert choices("Vocabulary", key) == {v.get(key, default) for v in VOCABULARIES.values()}, key
+    for key, default in (("adapt", "none"), ("side", "both"), ("outside", "drop")):
+        assert choices("MinP", key) == {v.get(key, default) for v in VOCABULARIES.values()}, key
     assert set(schema["Disturbance"]["properties"]) == {key for cause in DISTURBANCES.values() for key in cause}
-    assert choices("Vocabulary", "rule") == set(RULES)
+    assert Vocabulary.kinds().keys() == set(RULES) == {v.get("rule", "full") for v in VOCABULARIES.values()}
 
 
 @pytest.mark.parametrize("deliberate", [False, True])

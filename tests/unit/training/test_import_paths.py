@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 import torch
 
+from tailrl.cli.commands import check
 from tailrl.config.load import parse_study
 from tailrl.config.source_files import job_files
 from tailrl.objective.advantages import advantages_of
 from tailrl.objective.corrections import sequence_weight, token_weight
 from tailrl.objective.ratio_losses import RatioTokens, ratio_term
+from tailrl.objective.rejections import statistic
+from tailrl.rollout import make_sampler
 from tailrl.runtime.errors import StudyError
 from tailrl.tasks.prepare import write_all_problems
 from tailrl.tasks.problem import Problem, read_problems
@@ -24,6 +27,23 @@ from tailrl.training.loop import train
 MINE = '''
 """What a user writes: the same as ours, by other lines."""
 import torch
+from tailrl.rollout.transformers import TransformersSampler
+
+class Engine(TransformersSampler):
+    def __init__(self, policy_folder, settings, max_length, seed, beside_trainer):
+        assert settings.options == {"answer": 42} and beside_trainer
+        super().__init__(policy_folder, settings, max_length)
+
+class Nothing:
+    pass
+
+class Fails:
+    generate = self_test = load_weights = release = metrics = None.__init__
+    def __init__(self, *arguments):
+        raise KeyError("no licence")
+
+def half_square(log_ratio, log_q):
+    return log_ratio * log_ratio / 2
 
 def leave_one_out(rewards):
     total = rewards.sum(1, keepdim=True)
@@ -117,6 +137,10 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"correction": {"sequence": "tis", "sequence_threshold": 1.5}},
         {"estimator": "mine:leave_one_out", "correction": {"sequence": "mine:cut_response", "sequence_threshold": 1.5}},
     ),
+    "rejection": (
+        {"correction": {"reject": [{"of": "k2", "by": "token", "above": 1e-15}]}},
+        {"correction": {"reject": [{"of": "mine:half_square", "by": "token", "above": 1e-15}]}},
+    ),
     "loss": (
         {"clip": {"loss": "free", "ratio": "bypass"}},
         {"clip": {"loss": "mine:unclipped", "ratio": "bypass"}},
@@ -134,6 +158,31 @@ def test_ones_own_code_trains_as_ours(mine: Path, policy_folder: Path, pair: str
         differ = {name for name in one if one[name] != other[name] and not name.startswith("rollout_corr_verl/")}
         assert differ <= {"rollout_corr/truncated_fraction"}
         assert one["train/grad_norm"]
+
+
+def test_an_engine_of_ones_own(mine: Path, policy_folder: Path) -> None:
+    """It gives what the engine gives that it is made of, and its file is a source of the run."""
+    ours = {"sampler": {"engine": "transformers", "dtype": "float32"}}
+    own = {"sampler": {"engine": "mine:Engine", "dtype": "float32", "options": {"answer": 42}}}
+    made = [
+        trained(mine, policy_folder, mine / str(n), {**arm, "deliberate": True}) for n, arm in enumerate((ours, own))
+    ]
+    assert made[0] == made[1] and made[0][0]["train/grad_norm"]
+    assert any(name.endswith("users/mine.py") for name in json.loads((mine / "1/manifest.json").read_text())["sources"])
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("mine:Nothing", "sampler.engine: mine:Nothing lacks generate, self_test, load_weights, release"),
+        ("mine:Fails", "mine:Fails: KeyError: 'no licence'"),
+        ("mine:absent", "mine:absent: mine has no function absent"),
+    ],
+)
+def test_an_engine_that_is_none_is_refused(mine: Path, name: str, says: str) -> None:
+    study = parse_study({"name": "x", "arms": {"a": {"sampler": {"engine": name}}}})
+    with pytest.raises(StudyError, match=says):
+        make_sampler(study.run("a").sampler, mine, 32, seed=0)
 
 
 @pytest.mark.usefixtures("plain_samplers")
@@ -184,6 +233,7 @@ def tokens() -> RatioTokens:
             lambda: sequence_weight("mine:nothing")(torch.zeros(2), torch.zeros(2, dtype=torch.int64), 3, 2.0),
             r"must give 3 weights, as a tensor, not \[2\]",
         ),
+        (lambda: statistic("mine:two")(torch.zeros(3), torch.zeros(3)), "must give a number for each of the 3 tokens"),
         (lambda: ratio_term("mine:words", tokens()), "must give a term for each of the 3 tokens"),
         (
             lambda: reward_of("7", Problem("7", "3", "7", compared="mine:words")),
@@ -217,12 +267,15 @@ def test_a_task_that_gives_no_problems_is_refused(mine: Path, name: str, says: s
         write_all_problems(study.problems(), mine / "data")
 
 
-def test_the_check_imports_nothing(mine: Path) -> None:
+def test_the_check_imports_nothing(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (mine / "users/loud.py").write_text("raise SystemExit('imported')", encoding="utf-8")
     study = parse_study(
         {"name": "x", "arms": {"a": {"estimator": "loud:f", "correction": {"token": "mine:cut_token"}}}}
     )
     study.check_files()
+    (mine / "users/study.yaml").write_text("name: x\narms: {a: {estimator: 'loud:f'}, b: {}}\n", encoding="utf-8")
+    check([Path("study.yaml")])
+    assert "study.yaml: not imported here, and not tried: loud:f\n" in capsys.readouterr().out
     assert "loud" not in sys.modules
     files = [Path(file).name for file in job_files("train", study.run("a"))]
     assert {"loud.py", "mine.py"} <= set(files)

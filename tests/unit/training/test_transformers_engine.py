@@ -115,7 +115,7 @@ def test_without_vllm_its_engine_is_refused_in_one_sentence(trained: tuple[Path,
 
 def test_a_cache_of_eight_bits_is_refused() -> None:
     sampler = {"engine": "transformers", "kv_cache_dtype": "fp8_e4m3"}
-    words = "engine: transformers caches keys and values in its own dtype: leave out kv_cache_dtype"
+    words = "engine: transformers does not use kv_cache_dtype"
     for settings in ({"arms": {"a": {"sampler": sampler}}}, {"arms": {"a": {}}, "evaluation": {"sampler": sampler}}):
         with pytest.raises(StudyError, match=words):
             parse_study({"name": "test", **settings})
@@ -123,20 +123,16 @@ def test_a_cache_of_eight_bits_is_refused() -> None:
 
 def test_other_engines_refuse_float64() -> None:
     sampler = {"engine": "vllm", "dtype": "float64"}
-    with pytest.raises(StudyError, match="engine: vllm does not compute in float64: engine: transformers does"):
+    with pytest.raises(StudyError, match=r"dtype: must be one of bfloat16, float16, float32 \(given"):
         parse_study({"name": "test", "arms": {"a": {"sampler": sampler}}})
 
 
 @pytest.mark.parametrize("engine", ["transformers", "exact"])
 def test_vllms_own_settings_are_refused_elsewhere(engine: str) -> None:
     sampler = {"engine": engine, "dtype": "float32"}
-    words = "takes the memory it needs: leave out gpu_memory_utilization"
-    with pytest.raises(StudyError, match=f"engine: {engine} {words}"):
-        parse_study({"name": "test", "arms": {"a": {"sampler": sampler | {"gpu_memory_utilization": 0.5}}}})
-    with pytest.raises(StudyError, match=f"engine: {engine} is not spread over ranks: leave out tensor_parallel"):
-        parse_study({"name": "test", "arms": {"a": {"sampler": sampler | {"tensor_parallel": 2}}}})
-    with pytest.raises(StudyError, match=f"engine: {engine} compiles nothing: leave out enforce_eager"):
-        parse_study({"name": "test", "arms": {"a": {"sampler": sampler | {"enforce_eager": False}}}})
+    for key, value in (("gpu_memory_utilization", 0.5), ("tensor_parallel", 2), ("enforce_eager", False)):
+        with pytest.raises(StudyError, match=f"engine: {engine} does not use {key}"):
+            parse_study({"name": "test", "arms": {"a": {"sampler": sampler | {key: value}}}})
 
 
 def test_the_evaluation_cannot_verify() -> None:

@@ -11,18 +11,18 @@ from pydantic import BaseModel
 
 from tailrl.analysis.made_by import distinct, made_by
 from tailrl.artifacts.results import Results, TrainedRun
-from tailrl.config.arm import Arm, Clip, Correction
+from tailrl.config.arm import ArmBlocks
+from tailrl.config.base import Kinds
 from tailrl.config.jobs import Run
-from tailrl.config.rejection import Rejection
+from tailrl.config.words import describe, describe_remedy
 from tailrl.runtime.errors import few
 from tailrl.tracking.metrics import SKIPPED, TIME, in_group
 
 WORK = ("rollout", "forward", "backward", "optimizer")
 """The phases of a step: generation, scoring, gradients and update."""
 
-_NAMES = {"study", "arm"}
-_OWN = Arm.model_fields.keys() - {"training"}
-"""The blocks of a run's settings that belong to its arm: `describe` covers all of them."""
+_OF_ARM = {"study", "arm", *ArmBlocks.model_fields}
+"""The names of a run, and the blocks of its settings that `describe` covers."""
 
 ASSUMED = "(assumed)"
 """The mark, in a field's description, of a value that no paper confirms."""
@@ -36,166 +36,22 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-DEFAULTS = flatten(Arm().model_dump(mode="json"))
-"""An arm's default settings, by dotted key."""
-
-ALL_TOKENS, UNWEIGHTED = "all tokens", "no weights"
-
-
 def describe_arms(results: Results) -> dict[str, str]:
     """Each arm in words; other settings are listed if the arms differ in them."""
-    flat = {arm: flatten(results.runs[arm][0].record.settings) for arm in results.arms}
-    keys = dict.fromkeys(key for settings in flat.values() for key in settings if _block(key) not in _NAMES | _OWN)
+    runs = {arm: results.settings(arm) for arm in results.arms}
+    flat = {arm: flatten(run.model_dump(mode="json", exclude=_OF_ARM)) for arm, run in runs.items()}
+    keys = dict.fromkeys(key for settings in flat.values() for key in settings)
     differing = [key for key in keys if len({str(settings.get(key)) for settings in flat.values()}) > 1]
     return {
-        arm: "; ".join([*describe(settings), *(f"{key} = {settings.get(key)}" for key in differing)])
-        for arm, settings in flat.items()
+        arm: "; ".join([*describe(run), *(f"{key} = {flat[arm].get(key)}" for key in differing)])
+        for arm, run in runs.items()
     }
-
-
-def describe(flat: Mapping[str, Any]) -> list[str]:
-    """An arm's own settings (dotted keys) as clauses; arms with different settings have different descriptions.
-
-    Each clause removes its settings from `left`. The remaining settings are listed by key, except for defaults.
-    """
-    left = {key: value for key, value in flat.items() if _block(key) in _OWN}
-    estimator = str(left.pop("estimator", "an unrecorded estimator")).upper()
-    clauses = [f"{estimator} on {_vocabulary(left)}", *_clip(left), *_weights(left), *describe_disturbance(left)]
-    clauses.append(f"sampled by {describe_sampler(left)}")
-    clauses += _reference(left)
-    return clauses + [f"{key} = {value}" for key, value in left.items() if value != DEFAULTS.get(key)]
 
 
 def arm_rows(results: Results) -> Iterator[dict[str, str]]:
     """Each arm, its remedy against the mismatch, and its description, as rows of a table."""
     for arm, words in describe_arms(results).items():
-        remedy = describe_remedy(flatten(results.runs[arm][0].record.settings))
-        yield {"arm": arm, "remedy": remedy, "what": words}
-
-
-def describe_remedy(flat: Mapping[str, Any]) -> str:
-    """An arm's remedies against tail and mismatch: its safe set and its weights; empty without any."""
-    left = dict(flat)
-    clauses = [_vocabulary(left), *_weights(left)]
-    return "; ".join(clause for clause in clauses if clause not in (ALL_TOKENS, UNWEIGHTED))
-
-
-def _vocabulary(left: dict[str, Any]) -> str:
-    rule = left.pop("vocabulary.rule", "full")
-    details = [ALL_TOKENS if rule == "full" else f"the {rule.replace('_', '-')} set"]
-    details += [f"{name} = {value}" for name in ("rho", "k", "p") if (value := left.pop(f"vocabulary.{name}", None))]
-    adapt = left.pop("vocabulary.adapt", "none")
-    if adapt == "budget":
-        details.append(f"adapted to the budget of {left.pop('vocabulary.budget', None)}")
-    elif adapt == "difficulty":
-        details.append(f"adapted to the difficulty, up to rho = {left.pop('vocabulary.rho_easy', None)}")
-    if (side := left.pop("vocabulary.side", "both")) != "both":
-        details.append("the sampler's set on both sides" if side == "replay" else f"in the {side} only")
-    if left.get("vocabulary.outside") == "paper_fill":
-        del left["vocabulary.outside"]
-        details.append("paper's fill outside")
-    return ", ".join(details)
-
-
-def _clip(left: dict[str, Any]) -> list[str]:
-    if not left.get("clip.ratio"):
-        return []
-    ratio, low, high = (left.pop(f"clip.{name}", None) for name in ("ratio", "low", "high"))
-    loss = left.pop("clip.loss", "ppo")
-    bounds = f", from 1 - {low} to 1 + {high}" if "low" in Clip.READS["loss"][loss] else ""
-    if (dual := left.pop("clip.dual", None)) is not None:
-        bounds += f", and to {_number(dual)} where the advantage is negative"
-    what = "clipped ratio" if loss == "ppo" else f"{loss} of the ratio"
-    return [f"{what}, {ratio}{bounds}{_limit(left, 'clip')}"]
-
-
-def _reference(left: dict[str, Any]) -> list[str]:
-    """The KL to the base policy in words; removed from `left`."""
-    if (coefficient := left.pop("reference_kl.coefficient", None)) is None:
-        return []
-    estimator, where = (left.pop(f"reference_kl.{name}", None) for name in ("estimator", "where"))
-    return [f"{_number(coefficient)} times {estimator} to the base policy in the {where}"]
-
-
-def _weights(left: dict[str, Any]) -> list[str]:
-    """The correction: weights and veto."""
-    clauses = []
-    if (token := left.get("correction.token", "none")) != "none":
-        del left["correction.token"]
-        threshold = left.pop("correction.token_threshold", None)
-        bound = f", C = {_number(threshold)}" if "token_threshold" in Correction.READS["token"][token] else ""
-        clauses.append(f"token weights {token}{bound}{_lower(left, 'token')}")
-    if (sequence := left.get("correction.sequence", "none")) != "none":
-        reads = Correction.READS["sequence"].get(sequence, ("sequence_threshold",))
-        bound = f", C = {_number(_sequence_limit(left))}" if "sequence_threshold" in reads else ""
-        del left["correction.sequence"]
-        left.pop("correction.sequence_threshold", None)
-        by = " by r_ppo" if left.pop("correction.rejects", "r_corr") == "r_ppo" else ""
-        clauses.append(f"sequence weights {sequence}{by}{bound}{_lower(left, 'sequence')}")
-    clauses += [_rejection(rule) for rule in left.pop("correction.reject", ())]
-    if clauses:
-        clauses[-1] += _limit(left, "correction")
-    if (form := left.pop("correction.centering", "none")) != "none":
-        k = left.pop("correction.centering_k", None)
-        clauses.append("scores centred over " + ("all tokens" if form == "full" else f"the sampler's {k} likeliest"))
-    if left.pop("correction.normalise", False):
-        clauses.append("normalised to a mean weight of 1")
-    clauses = clauses or [UNWEIGHTED]
-    if (veto := left.pop("correction.veto", None)) is not None:
-        clauses.append(f"veto below a token ratio of {veto}")
-    if (veto := left.pop("correction.veto_above", None)) is not None:
-        clauses.append(f"veto above a token ratio of {veto}")
-    return clauses
-
-
-def _limit(left: dict[str, Any], block: str) -> str:
-    """The limit of a block's log-ratios in words; removed from `left`."""
-    limit = left.pop(f"{block}.log_ratio_limit", None)
-    return "" if limit is None else f", log-ratios clamped to {_number(limit)} nats"
-
-
-def _lower(left: dict[str, Any], which: str) -> str:
-    """The lower bound of a weight in words; removed from `left`."""
-    bound = left.pop(f"correction.{which}_lower", None)
-    return "" if bound is None else f", from {_number(bound)}"
-
-
-def _rejection(settings: Mapping[str, Any]) -> str:
-    """A rejection in words."""
-    rule = Rejection.model_validate(settings)
-    what = f"{rule.of} of a token" if rule.by == "token" else f"a response's {rule.by} of {rule.of}"
-    limits = [f"{side} {_number(limit)}" for side in ("above", "below") if (limit := getattr(rule, side)) is not None]
-    ratio = "" if rule.ratio == "r_corr" else f" by {rule.ratio}"
-    when = {"always": "", "negative": " where A < 0", "outward": " where A widens it"}[rule.when]
-    return f"rejected: {what}{ratio} {' or '.join(limits)}{when}"
-
-
-def describe_disturbance(left: dict[str, Any]) -> list[str]:
-    """The disturbance in words; empty without one. Its settings (dotted keys) are removed from `left`."""
-    words = {
-        "staleness": "weights of {} steps ago",
-        "weights": "weights rounded to {}",
-        "bias": "bias of {} nats",
-        "noise": "noise of {} nats",
-        "floor": "floor of {}",
-    }
-    causes = [text.format(value) for name, text in words.items() if (value := left.pop(f"disturbance.{name}", None))]
-    side = left.pop("disturbance.side", "sampler")
-    where = "sampler and trainer (matched control)" if side == "both" else side
-    return [f"disturbed {where}: {', '.join(causes)}"] if causes else []
-
-
-def describe_sampler(left: dict[str, Any]) -> str:
-    """Engine, number formats and verification. Their settings (dotted keys) are removed from `left`."""
-    engine, dtype = (left.pop(f"sampler.{name}", "unrecorded") for name in ("engine", "dtype"))
-    few_bits = ("quantization", "group_size", "kv_cache_dtype")
-    bits, group, cache = (left.pop(f"sampler.{name}", None) for name in few_bits)
-    formats = [f"weights in {bits}" + (f" by groups of {group}" if group else "")] if bits else []
-    formats += [f"a cache in {cache}"] if cache not in (None, "auto") else []
-    sides = " on both sides" if engine == "exact" else ""
-    few = f" with {' and '.join(formats)}{sides}" if formats else ""
-    verified = ", verified by the trainer" if left.pop("sampler.verify", False) else ""
-    return f"{engine} in {dtype}{few}{verified}"
+        yield {"arm": arm, "remedy": describe_remedy(results.settings(arm)), "what": words}
 
 
 def work_share(run: TrainedRun) -> float:
@@ -270,10 +126,12 @@ def assumed_keys(model: type[BaseModel] = Run, prefix: str = "") -> list[str]:
 
 
 def _models(annotation: Any) -> Sequence[type[BaseModel]]:
-    """The settings blocks in an annotation: itself, or the members of a union."""
+    """The settings blocks in an annotation: itself, its kinds, or the members of a union."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return list(itertools.chain.from_iterable(_models(member) for member in typing.get_args(annotation)))
-    return [annotation] if isinstance(annotation, type) and issubclass(annotation, BaseModel) else []
+    if not isinstance(annotation, type) or not issubclass(annotation, BaseModel):
+        return []
+    return list(annotation.kinds().values()) if issubclass(annotation, Kinds) else [annotation]
 
 
 def _assumed_values(results: Results) -> list[str]:
@@ -281,28 +139,14 @@ def _assumed_values(results: Results) -> list[str]:
     for key in assumed_keys():
         used = {}
         for arm in results.arms:
-            flat = flatten(results.runs[arm][0].record.settings)
+            run = results.settings(arm)
             # Without a weight its threshold is never read.
             if key != "correction.sequence_threshold":
+                flat = flatten(run.model_dump(mode="json"))
                 used.update({arm: flat[key]} if key in flat else {})
-            elif flat.get("correction.sequence", "none") not in ("none", "is"):
-                used[arm] = _sequence_limit(flat)
+            elif run.correction.sequence_bounded:
+                used[arm] = run.correction.limit
         if used:
             values = ", ".join(f"{value} in {arm}" for arm, value in used.items())
             items.append(f"`{key}` is assumed, since the paper's value is unconfirmed: {values}")
     return items
-
-
-def _sequence_limit(flat: Mapping[str, Any]) -> float:
-    """C of the sequence weight, or its default."""
-    sequence, threshold = flat["correction.sequence"], flat.get("correction.sequence_threshold")
-    return Correction(sequence=sequence, sequence_threshold=threshold).limit
-
-
-def _number(value: float | None) -> str:
-    """All digits, so that different numbers stay different."""
-    return str(value).removesuffix(".0")
-
-
-def _block(key: str) -> str:
-    return key.split(".")[0]

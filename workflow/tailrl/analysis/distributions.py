@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tailrl.analysis.describe import DEFAULTS, describe_disturbance, describe_sampler, flatten
 from tailrl.artifacts.probes import DistributionsRecord, read_positions
 from tailrl.artifacts.records import read_record
+from tailrl.config.distributions import Distributions
+from tailrl.config.words import describe_disturbance, describe_sampler, sampler_settings
 from tailrl.stats.intervals import Interval, cluster_interval, ratio_interval, share_interval
 
 
@@ -27,6 +28,11 @@ class Compared:
     arrays: dict[str, NDArray[Any]]
 
     @property
+    def settings(self) -> Distributions:
+        """The job's settings."""
+        return Distributions.model_validate(self.record["settings"])
+
+    @property
     def clusters(self) -> NDArray[Any]:
         """The problem of each position, (P,): the clusters of every interval."""
         return self.arrays["problem_P"]
@@ -34,15 +40,14 @@ class Compared:
     @property
     def words(self) -> str:
         """The engine in words."""
-        settings = self.record["settings"]["engine"]
-        trainer = "the trainer in bfloat16" if self.record["settings"].get("dtype") == "bfloat16" else ""
-        left = flatten({key: value for key, value in settings.items() if key != "rescored"})
-        engine = describe_sampler(left)
-        if settings["rescored"]:
-            packed = "alone" if settings["rescored"] == 1 else f"in at most {settings['rescored']} tokens"
-            return f"{trainer or 'the trainer'} itself, responses packed {packed}; sampled by {engine}"
-        clauses = [engine, *describe_disturbance(left), *filter(None, [trainer])]
-        return "; ".join(clauses + [f"{key} = {value}" for key, value in left.items() if value != DEFAULTS.get(key)])
+        engine, rescored = self.settings.engine, self.settings.engine.rescored
+        trainer = "the trainer in bfloat16" if self.settings.dtype == "bfloat16" else ""
+        sampled = describe_sampler(engine.sampler)
+        if rescored is not None:
+            packed = "alone" if rescored == 1 else f"in at most {rescored} tokens"
+            return f"{trainer or 'the trainer'} itself, responses packed {packed}; sampled by {sampled}"
+        clauses = [sampled, *describe_disturbance(engine.disturbance), *filter(None, [trainer])]
+        return "; ".join(clauses + sampler_settings(engine.sampler))
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +172,8 @@ class HistogramBin:
 
 def read_compared(folder: Path, engine: str) -> Compared:
     """One engine's comparison in a folder; raises StudyError if a file is missing or cannot be used."""
-    record = read_record(folder, DistributionsRecord).model_dump()
-    return Compared(engine, record, read_positions(folder, record["settings"]["engine"]["sampler"]["routes"]))
+    record = read_record(folder, DistributionsRecord)
+    return Compared(engine, record.model_dump(), read_positions(folder, record.compared.engine.sampler.says_routes))
 
 
 def distance(compared: Compared) -> Distance:
@@ -202,7 +207,7 @@ def distance(compared: Compared) -> Distance:
 def set_overlaps(compared: Compared) -> list[SetOverlap]:
     """The rows of one engine, one for each ρ."""
     a, rows = compared.arrays, []
-    for index, rho in enumerate(compared.record["settings"]["rho"]):
+    for index, rho in enumerate(compared.settings.rho):
         train_P, infer_P, both_P = (a[f"kept_{name}_PS"][:, index] for name in ("train", "infer", "both"))
         overlap_P, differs_P = both_P / train_P, (both_P < train_P) | (both_P < infer_P)
         rows.append(

@@ -134,6 +134,11 @@ class DistributionsRecord(JobRecord):
 
     kind = Distributions
 
+    @property
+    def compared(self) -> Distributions:
+        """The settings as a model."""
+        return Distributions.model_validate(self.settings)
+
     vocabulary: Count
     tokens: Count
     edges: list[float]
@@ -146,6 +151,11 @@ class GradientsRecord(JobRecord):
     """A probe of the arms' gradient estimators."""
 
     kind = Gradients
+
+    @property
+    def probe(self) -> Gradients:
+        """The settings as a model."""
+        return Gradients.model_validate(self.settings)
 
 
 class Quality(Record):

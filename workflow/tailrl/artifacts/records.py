@@ -29,7 +29,7 @@ class JobRecord(Record):
     """The record of any job: its settings, versions, machine and duration.
 
     Attributes:
-        settings: the job's settings, as in JSON.
+        settings: the job's settings, as in JSON; a digest of them is in the fingerprint.
         versions: of the libraries; None for one that is not installed.
         dirty: whether there were uncommitted changes.
         threads: of the job; wall_seconds: from its start to its end.

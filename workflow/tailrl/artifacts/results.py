@@ -12,7 +12,8 @@ from tailrl.artifacts.manifest import MANIFEST, Manifest, check_outputs, digest_
 from tailrl.artifacts.metrics import FloatArray, Metrics, read_metrics
 from tailrl.artifacts.records import RunRecord, read_record
 from tailrl.artifacts.tokens import Tokens, read_tokens
-from tailrl.config.jobs import Evaluation
+from tailrl.config.jobs import Evaluation, Run
+from tailrl.config.load import validated
 from tailrl.config.study import BASE_ARM, Study
 from tailrl.config.training import differing, without_operational
 from tailrl.runtime.errors import StudyError, one_line
@@ -51,6 +52,10 @@ class Results:
     base: ArmScores
     baselines: Mapping[str, ArmScores] = field(default_factory=dict)
     edited: tuple[str, ...] = ()
+
+    def settings(self, arm: str) -> Run:
+        """The settings of an arm's runs, as they recorded them."""
+        return self.runs[arm][0].record.run
 
     def all_evaluations(self) -> list[ArmScores]:
         """Every evaluation, those of the untrained policy first."""
@@ -181,7 +186,7 @@ def _read_run(study: Study, folder: Path, arm: str, seed: int) -> TrainedRun:
     wanted = settings.model_dump(mode="json")
     if settings.training.dtype == "auto":
         wanted["training"]["dtype"] = record.run.training.dtype  # the machine decided
-    for key in differing(record.settings, wanted):
+    for key in differing(record.run.model_dump(mode="json"), wanted):
         raise StudyError(f"{job / 'run.json'}: was trained with another {one_line(key)} than the study says")
     return TrainedRun(arm, seed, metrics, read_tokens(job, metrics, settings.training.keep_tokens_every), record)
 
@@ -190,7 +195,8 @@ def _read_evaluation(settings: Evaluation, path: Path, arm: str, seeds: Sequence
     """The evaluated policies of these seeds; raises StudyError if evaluated with other settings."""
     found, made = read_evaluation_file(path), read_manifest(manifest_of(path))
     wanted = {"arm": arm, **settings.model_dump(mode="json")}
-    for key in differing({"arm": found.arm, **(made.settings or {})}, wanted):
+    recorded = validated(Evaluation, made.settings or {}, str(manifest_of(path))).model_dump(mode="json")
+    for key in differing({"arm": found.arm, **recorded}, wanted):
         raise StudyError(f"{path}: was evaluated with another {one_line(key)} than the study says")
     evaluation = found.arrays()
     by_seed = {score.seed: score for score in evaluation.scores}

@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tailrl.analysis import arm_kinds
 from tailrl.analysis.ablation import Point
 from tailrl.analysis.format import points
 from tailrl.analysis.survival import collapses, lasted
@@ -14,6 +13,7 @@ from tailrl.claims.catalogue import CATALOGUE
 from tailrl.claims.decide import Changes, Line, Scope, decide, decide_changes, scope_of
 from tailrl.claims.finding import Finding, changed, ends, interval
 from tailrl.config.ablation import Ablation
+from tailrl.config.words import dose
 from tailrl.stats.tests import NO_DIFFERENCE, arm_contrast, arm_difference
 
 Bases = Sequence[Sequence[Point]]
@@ -34,7 +34,7 @@ def judge_ablation(ablation: Ablation, results: Results, points_A: Sequence[Poin
         found += _contrasts(results, ablation.field, points_A, ablation.contrast)
     if ablation.margin:
         for own in bases:
-            scopes = [scope_of(arm_kinds.settings_of(results, p.arm)) for p in own]
+            scopes = [scope_of(results.settings(p.arm)) for p in own]
             found += as_good(ablation.field, own, scopes, ablation.margin)
     return found
 
@@ -108,15 +108,15 @@ def _lasts(results: Results, p: Point, start: Point) -> Finding:
 
 
 def _scope(results: Results, points_B: Sequence[Point], dose: str) -> Scope:
-    settings = [arm_kinds.settings_of(results, p.arm) for p in points_B]
-    rates = dict.fromkeys(scope_of(own).rate for own in settings)
-    return scope_of(settings[0], dose, ", ".join(rates))
+    runs = [results.settings(p.arm) for p in points_B]
+    rates = dict.fromkeys(scope_of(own).rate for own in runs)
+    return scope_of(runs[0], dose, ", ".join(rates))
 
 
 def _dose(results: Results, field: str, points_B: Sequence[Point]) -> str:
     """The mismatch under which one base arm's values are compared: that of the first value, and if values change it,
     the field with its values."""
-    first, *rest = [arm_kinds.dose(arm_kinds.settings_of(results, p.arm)) for p in points_B]
+    first, *rest = [dose(results.settings(p.arm)) for p in points_B]
     return first if set(rest) <= {first} else f"{first}; {field}: {', '.join(p.value for p in points_B)}"
 
 

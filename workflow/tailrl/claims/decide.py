@@ -2,13 +2,12 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from tailrl.analysis import arm_kinds
 from tailrl.analysis.format import scientific
 from tailrl.artifacts.claims import Verdict
 from tailrl.claims.catalogue import Claim, Statement, words_of
@@ -26,6 +25,8 @@ from tailrl.claims.finding import (
     UNTESTABLE,
     Finding,
 )
+from tailrl.config import words
+from tailrl.config.jobs import Run
 from tailrl.stats.intervals import ONE_SIDED_LEVEL
 from tailrl.stats.tests import holm
 
@@ -50,12 +51,14 @@ class Scope(NamedTuple):
     rate: str = ""
 
 
-def scope_of(settings: Mapping[str, Any], dose: str | None = None, rate: str | None = None) -> Scope:
-    """An arm's scope from its settings."""
-    task, recorded = str(settings.get("task.name", "not recorded")), settings.get("training.learning_rate")
-    dose = arm_kinds.dose(settings) if dose is None else dose
-    own = "" if recorded is None else scientific(recorded)
-    return Scope(arm_kinds.policy_name(settings), task, dose, own if rate is None else rate)
+def scope_of(run: Run, dose: str | None = None, rate: str | None = None) -> Scope:
+    """An arm's scope from the settings of its runs."""
+    return Scope(
+        policy=words.policy_name(run.policy),
+        task=run.task.name,
+        dose=words.dose(run) if dose is None else dose,
+        rate=scientific(run.training.learning_rate) if rate is None else rate,
+    )
 
 
 class Line(NamedTuple):

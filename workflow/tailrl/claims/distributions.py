@@ -27,8 +27,8 @@ EQUAL = "vexact.zero_mismatch.distributions"
 def judge_distributions(compared: Sequence[Compared]) -> list[Verdict]:
     """The verdicts, claim by claim: Prop. 4.2's bound, Prop. 4.3's sign and size, Thm 5.3's V_S ⊆ V'_S, equality."""
     # The trainer compared with itself measures rounding; it is no engine.
-    engines = [one for one in compared if not one.record["settings"]["engine"]["rescored"]]
-    exact = [one for one in engines if one.record["settings"]["engine"]["sampler"]["engine"] == "exact"]
+    engines = [one for one in compared if one.settings.engine.rescored is None]
+    exact = [one for one in engines if one.settings.engine.sampler.TRAINERS_BITS]
     unequal = [one for one in engines if (one.arrays["delta_max_P"] > 0).any()]
     tailed = [one for one in unequal if not math.isnan(_tail(one).mean)]
     found = [
@@ -36,7 +36,7 @@ def judge_distributions(compared: Sequence[Compared]) -> list[Verdict]:
         *((SIGN, one, _sign(one)) for one in unequal),
         *((MODE, one, _size(one, "paper")) for one in tailed),
         *((SECOND, one, _size(one, "second")) for one in tailed),
-        *((NESTED, one, _nested(one, index)) for one in engines for index in range(len(one.record["settings"]["rho"]))),
+        *((NESTED, one, _nested(one, index)) for one in engines for index in range(len(one.settings.rho))),
         *((EQUAL, one, _equal(one)) for one in exact),
     ]
     policy, task = "the study's base policy", "responses of the base policy"
@@ -93,7 +93,7 @@ def _one_sided(mean: Interval) -> tuple[float, float]:
 
 def _nested(one: Compared, index: int) -> Finding:
     train_P, both_P = (one.arrays[f"kept_{name}_PS"][:, index] for name in ("train", "both"))
-    lacking, rho = int((both_P < train_P).sum()), one.record["settings"]["rho"][index]
+    lacking, rho = int((both_P < train_P).sum()), one.settings.rho[index]
     overlap = f"{(both_P / train_P).mean():.5f}"
     words = f"ρ = {rho}: fails at {lacking} of {len(train_P)} positions; overlap {overlap} on average"
     return fact((one.engine,), 1, float((both_P < train_P).mean()), words, not lacking)

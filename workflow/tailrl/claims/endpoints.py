@@ -11,12 +11,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from tailrl.analysis import arm_kinds
+from tailrl.analysis import arm_pairs
 from tailrl.analysis.survival import collapses, deepest_loss, tells_collapse
 from tailrl.artifacts.results import Results
 from tailrl.claims.catalogue import Claim
 from tailrl.claims.finding import Finding, ends, fact, interval, measured, nothing
 from tailrl.claims.numbers import EXACT_LOGARITHMS, LOGARITHMS, first_and_last, mean, numbers, powers, scores
+from tailrl.config.arm_kinds import kind
 from tailrl.stats.intervals import share_difference
 from tailrl.stats.survival import log_rank
 from tailrl.stats.tests import Difference, all_hold, arm_difference, difference_from, one_sided
@@ -27,12 +28,12 @@ HARDER = "problems become harder as the reward rises: a collapse cannot be told 
 
 def arms_of(claim: Claim, results: Results) -> list[str]:
     """The arms that the claim is about."""
-    return arm_kinds.arms_as(results, arm_kinds.kind(claim.arms))
+    return arm_pairs.arms_as(results, kind(claim.arms))
 
 
 def pairs_of(claim: Claim, results: Results) -> Iterator[tuple[str, str]]:
     """The arms that the claim is about, each with its control."""
-    return arm_kinds.pairs(results, arm_kinds.kind(claim.arms), arm_kinds.kind(claim.against), apart=claim.apart)
+    return arm_pairs.pairs(results, kind(claim.arms), kind(claim.against), apart=claim.apart)
 
 
 def level(claim: Claim, results: Results) -> Iterator[Finding]:

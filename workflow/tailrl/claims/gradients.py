@@ -7,18 +7,17 @@ settings, as in a study that trains.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
-from tailrl.analysis import arm_kinds
-from tailrl.analysis.describe import DEFAULTS, flatten
 from tailrl.analysis.format import short
 from tailrl.analysis.gradients import CAUSE_TITLES, DOSE_LABELS, Summary
 from tailrl.artifacts.claims import Verdict
 from tailrl.claims.catalogue import CATALOGUE
 from tailrl.claims.decide import Line, Scope, decide
 from tailrl.claims.finding import Finding, fact
+from tailrl.config.arm import ArmBlocks
+from tailrl.config.arm_kinds import has_veto, is_mis, is_naive, is_plain, is_pruned
 from tailrl.config.gradients import NO_MISMATCH
 
 EXACT = 1e-9
@@ -30,18 +29,16 @@ CONSTRAINED = "dvp.thm5_3.unbiased"
 TRADED = "dvp.mis.variance"
 
 
-def judge_gradients(
-    summaries: Sequence[Summary], arms: Mapping[str, Mapping[str, Any]], equal: bool = False
-) -> list[Verdict]:
+def judge_gradients(summaries: Sequence[Summary], arms: Mapping[str, ArmBlocks], equal: bool = False) -> list[Verdict]:
     """The verdicts, claim by claim and kind by kind, from every arm's summaries and settings as in the study.
 
     `equal`: whether a dose is the k3 at which kinds are compared.
     """
     measured = {summary.arm for summary in summaries}
-    settings = {arm: DEFAULTS | flatten(own) for arm, own in arms.items() if arm in measured}
+    settings = {arm: own for arm, own in arms.items() if arm in measured}
     kinds = [kind for kind in dict.fromkeys(s.mismatch for s in summaries) if kind != NO_MISMATCH]
-    naive, weighted, masked = (_arms(settings, role) for role in (arm_kinds.is_naive, _is_weighted, arm_kinds.is_mis))
-    pruned = _arms(settings, lambda own: arm_kinds.is_pruned(own) and _has_whole_weight(own))
+    naive, weighted, masked = (_arms(settings, role) for role in (is_naive, _is_weighted, is_mis))
+    pruned = _arms(settings, lambda own: is_pruned(own) and _has_whole_weight(own))
     found: list[tuple[str, str, Finding]] = []
     for arm in naive[:1]:
         found.append((UNBIASED, NO_MISMATCH, _no_bias(_of(summaries, arm, NO_MISMATCH))))
@@ -60,17 +57,17 @@ def _scope(kind: str, equal: bool) -> Scope:
     return Scope("tiny random models, all responses written down", "digits that add up to the prompt's target", dose)
 
 
-def _arms(settings: Mapping[str, Mapping[str, Any]], role: Callable[[Mapping[str, Any]], bool]) -> list[str]:
-    return [arm for arm, own in settings.items() if own["estimator"] == "rloo" and role(own)]
+def _arms(settings: Mapping[str, ArmBlocks], role: Callable[[ArmBlocks], bool]) -> list[str]:
+    return [arm for arm, own in settings.items() if own.estimator == "rloo" and role(own)]
 
 
-def _has_whole_weight(own: Mapping[str, Any]) -> bool:
-    weights = own["correction.token"], own["correction.sequence"]
-    return weights == ("none", "is") and arm_kinds.is_plain(own) and not arm_kinds.has_veto(own)
+def _has_whole_weight(arm: ArmBlocks) -> bool:
+    weights = arm.correction.token, arm.correction.sequence
+    return weights == ("none", "is") and is_plain(arm) and not has_veto(arm)
 
 
-def _is_weighted(own: Mapping[str, Any]) -> bool:
-    return own["vocabulary.rule"] == "full" and _has_whole_weight(own)
+def _is_weighted(arm: ArmBlocks) -> bool:
+    return not arm.vocabulary.prunes and _has_whole_weight(arm)
 
 
 def _of(summaries: Sequence[Summary], arm: str, kind: str) -> list[Summary]:

@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from tailrl.analysis import arm_kinds
 from tailrl.artifacts.claims import Verdict
 from tailrl.artifacts.results import Results
 from tailrl.claims.catalogue import TRAINED_CLAIMS, Claim
@@ -18,8 +17,8 @@ def judge(results: Results, claims: Iterable[Claim] = TRAINED_CLAIMS) -> list[Ve
     lines = []
     for claim in claims:
         for found in list(_found(claim, results)) or [nothing((), f"the study has no {claim.needs}")]:
-            settings = arm_kinds.settings_of(results, (*found.arms, results.arms[0])[0])
-            scope = scope_of(settings) if found.arms else scope_of(settings, dose="", rate="")
+            run = results.settings((*found.arms, results.arms[0])[0])
+            scope = scope_of(run) if found.arms else scope_of(run, dose="", rate="")
             lines.append(Line(claim, scope, found))
     return decide(lines)
 

@@ -27,6 +27,7 @@ Folder = Annotated[
 def check(study: StudyFiles) -> None:
     """Check study files, and count their arms and runs."""
     from tailrl.config.load import named_alike, read_study
+    from tailrl.config.source_files import own_code
 
     for path in study:
         found = read_study(path)
@@ -50,6 +51,8 @@ def check(study: StudyFiles) -> None:
         )
         several = f"{len(parts)} parts, " if found.parts else ""
         print(f"{path}: {found.name}, {several}{counted}")
+        if own := own_code([part.model_dump() for part in parts.values()]):
+            print(f"{path}: not imported here, and not tried: {', '.join(own)}")
 
 
 def plan(
@@ -329,7 +332,7 @@ def probe(
         Path | None,
         Option(metavar="FILE", help="JSONL with `prompt`, or text with one a line; else a set that comes along"),
     ] = None,
-    engine: Annotated[str, Option(help="vllm, transformers or exact")] = "vllm",
+    engine: Annotated[str, Option(help="vllm, transformers, exact, or the import path of a class")] = "vllm",
     dtype: Annotated[str | None, Option(help="of the engine; else bfloat16, and float32 for exact")] = None,
     trainer_dtype: Annotated[
         str, Option(help="of the trainer: float32 or bfloat16; auto: bfloat16 on a GPU, float32 on a CPU")
@@ -364,9 +367,11 @@ def probe(
     """Measure the mismatch of a model: an engine samples, the trainer scores."""
     from tailrl.config.load import validated
     from tailrl.config.probe import ProbeSettings
+    from tailrl.config.sampler import SamplerSettings
     from tailrl.runtime.devices import take
 
-    dtype = dtype or ("float32" if engine == "exact" else "bfloat16")
+    kind = SamplerSettings.kind_of({"engine": engine})
+    dtype = dtype or ("float32" if kind and kind.TRAINERS_BITS else "bfloat16")
     formats = {"dtype": dtype, "kv_cache_dtype": kv_cache_dtype, "quantization": quantization}
     given = {
         "sampler": {"engine": engine, "group_size": group_size, **formats},

@@ -15,6 +15,7 @@ from tailrl.config.base import (
     LARGEST_RATIO,
     MOST_NATS,
     MOST_UNITS,
+    Kinds,
     Seeds,
     Settings,
     word_or_import_path,
@@ -22,10 +23,10 @@ from tailrl.config.base import (
 from tailrl.config.presets import expanded, presets
 from tailrl.config.reference_kl import ReferenceKL
 from tailrl.config.rejection import LOG_STATISTICS, Rejection
-from tailrl.config.sampler import Disturbance, SamplerSettings
+from tailrl.config.sampler import Disturbance, SamplerSettings, VllmSettings
 from tailrl.config.training import Training
-from tailrl.config.vocabulary import Vocabulary
-from tailrl.runtime.import_path import is_import_path
+from tailrl.config.vocabulary import FullVocabulary, Vocabulary
+from tailrl.runtime.import_path import FORM, is_import_path
 
 THRESHOLDS = {"reject_k1": 1e-3, "reject_k3": 1e-3, "geometric": 1.001, "is": math.inf}
 """Defaults of a sequence weight's threshold other than 2; those of rejections are from arXiv 2605.14220."""
@@ -43,14 +44,12 @@ LIMITED = ("is", "tis", "mis")
 if TYPE_CHECKING:
     SequenceWeight = str
     TokenWeight = str
-    RatioLoss = str
     Estimator = str
     PresetName = str
 else:
     PresetName = Literal[tuple(presets())]
     SequenceWeight = word_or_import_path("none", "is", "tis", "mis", "geometric", "reject_k1", "reject_k3", *REMEDIES)
     TokenWeight = word_or_import_path("none", "is", "tis", "mask")
-    RatioLoss = word_or_import_path("ppo", "free", "gspo", "cispo", "sapo", "vespo")
     Estimator = word_or_import_path("rloo", "reinforce", "grpo")
 
 
@@ -58,7 +57,7 @@ class Correction(Settings):
     """Stop-gradient weights from Δ = log π_train − log π_infer: one per token, times one per sequence; rejections; a
     veto."""
 
-    READS: ClassVar = {
+    READS: ClassVar[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "token": {
             "none": (),
             "is": (),
@@ -78,7 +77,7 @@ class Correction(Settings):
         },
         "centering": {"none": (), "full": (), "top_k": ("centering_k",)},
     }
-    NEEDED = ("centering_k",)
+    """The settings that each kind of weight reads, of those that another kind does not."""
 
     preset: PresetName | None = Field(
         None,
@@ -154,6 +153,28 @@ class Correction(Settings):
             raise ValueError(f"preset: {data['preset']} sets an arm's {' and '.join(others)} too, and no arm is here")
         return settings
 
+    @classmethod
+    def reads(cls, field: str, kind: str) -> tuple[str, ...]:
+        """The settings that a kind of `READS` reads, of those that another kind does not."""
+        return cls.READS[field].get(IMPORTED if is_import_path(kind) else kind, ())
+
+    @classmethod
+    def unread(cls, field: str, kind: str) -> set[str]:
+        """The settings that a kind of `READS` never reads."""
+        return set().union(*cls.READS[field].values()) - set(cls.reads(field, kind))
+
+    @model_validator(mode="after")
+    def _with_an_effect(self) -> Self:
+        for field in self.READS:
+            kind = getattr(self, field)
+            for name in sorted(self.unread(field, kind)):
+                # Settings that a job was given, or recorded, have every field: a default says nothing there.
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(f"{field}: {kind} does not use {name}")
+        if self.centering == "top_k" and self.centering_k is None:
+            raise ValueError("centering: top_k needs centering_k")
+        return self
+
     @model_validator(mode="after")
     def _useful(self) -> Self:
         if self.sequence == "geometric" and self.limit <= 1:
@@ -175,6 +196,11 @@ class Correction(Settings):
         if self.normalise and not self.ratio:
             raise ValueError("normalise divides by the mean of the weights by the ratio, and there is no such weight")
         return self
+
+    @property
+    def sequence_bounded(self) -> bool:
+        """Whether the sequence weight has a C."""
+        return "sequence_threshold" in self.reads("sequence", self.sequence)
 
     @property
     def limit(self) -> float:
@@ -209,37 +235,57 @@ class Correction(Settings):
         return self.rejects == "r_ppo" or any(rule.ratio == "r_ppo" for rule in self.reject)
 
 
-class Clip(Settings):
+class Clip(Kinds):
     """A loss of the ratio in place of the plain log-prob, PPO's clipped ratio and its relatives, for several updates on
     the same rollouts."""
 
-    READS: ClassVar = {
-        "loss": {
-            "ppo": ("low", "high", "log_ratio_limit", "dual"),
-            "free": ("log_ratio_limit",),
-            "gspo": ("low", "high", "log_ratio_limit"),
-            "cispo": ("low", "high"),
-            "sapo": ("log_ratio_limit",),
-            "vespo": ("log_ratio_limit",),
-            IMPORTED: ("low", "high", "log_ratio_limit", "dual"),
-        }
-    }
+    TOLD_BY: ClassVar = "loss"
+    USUAL: ClassVar = "ppo"
+    WHOLE_BEFORE: ClassVar = True
 
-    loss: RatioLoss = Field(
-        "ppo",
-        description="with ratio r: ppo: min(r A, clip(r) A); free: r A; gspo: ppo with the geometric mean of a "
-        "response's ratios; cispo: stopped clip(r) times A log-prob; sapo: a sigmoid of r, times A; vespo: a stopped "
-        "weight of a response's ratio, times A log-prob; or the import path of a function of your own",
-    )
+    if TYPE_CHECKING:  # the settings of any form
 
+        def __init__(self, **settings: Any) -> None: ...
+
+    loss: str = "ppo"
     ratio: Literal["recompute", "bypass", "decoupled"] = Field(
         description="recompute: π_θ/π_train_old; bypass: π_θ/π_rollout_old; decoupled: recompute, times the "
         "stop-gradient π_train_old/π_rollout_old of the token"
     )
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """How far below and above 1 a ratio may be."""
+        return 1.0, math.inf
+
+    @property
+    def limit(self) -> float | None:
+        """Nats to which log-ratios are clamped; None: they are not."""
+        return None
+
+    @property
+    def dual_bound(self) -> float | None:
+        """The largest ratio where the advantage is negative; None: any."""
+        return None
+
+
+class Bounded(Clip):
+    """A ratio within bounds."""
+
     low: float = Field(0.2, gt=0, lt=1, description="ratios below 1 - low get no gradient if the advantage is < 0")
     high: float = Field(
         0.2, gt=0, le=LARGEST_RATIO, description="ratios above 1 + high get no gradient if the advantage is > 0"
     )
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """low and high."""
+        return self.low, self.high
+
+
+class Limited(Clip):
+    """A log-ratio that may be clamped."""
+
     log_ratio_limit: float | None = Field(
         None,
         gt=0,
@@ -247,6 +293,16 @@ class Clip(Settings):
         description="nats: clamps log r to ± this, without gradient beyond it, as verl and SkyRL do at 20; gspo: the "
         "mean of log r, from above alone; vespo: each token's, before their sum; null: nothing is clamped",
     )
+
+    @property
+    def limit(self) -> float | None:
+        """See `log_ratio_limit`."""
+        return self.log_ratio_limit
+
+
+class Dual(Bounded, Limited):
+    """A ratio that may also be bounded where the advantage is negative."""
+
     dual: float | None = Field(
         None,
         gt=1,
@@ -254,14 +310,73 @@ class Clip(Settings):
         description="dual clip: ratios above this get no gradient if the advantage is < 0; null: no bound there",
     )
 
+    @property
+    def dual_bound(self) -> float | None:
+        """See `dual`."""
+        return self.dual
+
+
+class Ppo(Dual):
+    """PPO's clipped ratio."""
+
+    loss: Literal["ppo"] = Field("ppo", description="min(r A, clip(r) A)")
+
+
+class Free(Limited):
+    """The ratio without a clip."""
+
+    loss: Literal["free"] = Field(description="r A")
+
+
+class Gspo(Bounded, Limited):
+    """PPO's term with the geometric mean of a response's ratios."""
+
+    loss: Literal["gspo"] = Field(description="ppo with the geometric mean of a response's ratios")
+
+
+class Cispo(Bounded):
+    """A clipped ratio as a weight, without gradient."""
+
+    loss: Literal["cispo"] = Field(description="stopped clip(r) times A log-prob")
+
+
+class Sapo(Limited):
+    """A soft gate in place of the clip."""
+
+    loss: Literal["sapo"] = Field(description="a sigmoid of r, times A")
+
+
+class Vespo(Limited):
+    """A weight of the whole response's ratio."""
+
+    loss: Literal["vespo"] = Field(description="a stopped weight of a response's ratio, times A log-prob")
+
     @model_validator(mode="after")
     def _once(self) -> Self:
-        if self.loss == "vespo" and self.ratio == "decoupled":
+        if self.ratio == "decoupled":
             raise ValueError("loss: vespo with ratio: bypass weighs by the whole ratio; decoupled would do so twice")
         return self
 
 
-class Arm(Settings):
+class OwnLoss(Dual):
+    """A loss of the user's own."""
+
+    loss: str = Field(pattern=FORM, description="the import path of a function of RatioTokens")
+
+
+class ArmBlocks(Settings):
+    """The blocks that say how an arm trains."""
+
+    estimator: Estimator
+    clip: Clip | None
+    reference_kl: ReferenceKL | None
+    vocabulary: Vocabulary
+    correction: Correction
+    sampler: SamplerSettings
+    disturbance: Disturbance
+
+
+class Arm(ArmBlocks):
     """One way to train."""
 
     estimator: Estimator = Field(
@@ -269,9 +384,9 @@ class Arm(Settings):
     )
     clip: Clip | None = Field(None, description="PPO's clipped ratio; null: the plain policy gradient")
     reference_kl: ReferenceKL | None = Field(None, description="a penalty for leaving the base policy; null: none")
-    vocabulary: Vocabulary = Vocabulary()
+    vocabulary: Vocabulary = FullVocabulary()
     correction: Correction = Correction()
-    sampler: SamplerSettings = SamplerSettings()
+    sampler: SamplerSettings = VllmSettings()
     disturbance: Disturbance = Disturbance()
     training: dict[str, Any] = Field(default_factory=dict, description="training settings of this arm alone")
     seeds: Seeds | None = Field(None, description="the seeds of this arm's runs; null: the study's")
@@ -331,7 +446,7 @@ class Arm(Settings):
     def check(self, training: Training) -> None:
         """Raises ValueError if the arm does not fit its training settings, the study's with its own overrides."""
         self.sampler.check_temperature("training.temperature", training.temperature)
-        if training.routing_replay and not self.sampler.routes:
+        if training.routing_replay and not self.sampler.says_routes:
             raise ValueError(
                 "training.routing_replay needs the experts that the sampler chose, which vLLM alone gives: set "
                 "sampler.routes: true, or leave it out"

@@ -1,6 +1,5 @@
 """The base class of every block of a study, and unions of blocks."""
 
-import itertools
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
 
@@ -8,15 +7,15 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
-    Discriminator,
     Field,
+    GetCoreSchemaHandler,
     ValidationInfo,
     ValidatorFunctionWrapHandler,
     WithJsonSchema,
     WrapValidator,
     field_validator,
-    model_validator,
 )
+from pydantic_core import CoreSchema, core_schema
 
 from tailrl.runtime.import_path import FORM, is_import_path
 
@@ -64,6 +63,7 @@ def _kinds(annotation: Any) -> list[Any]:
 
 
 IMPORTED = "module:function"
+"""The kind of a block that names code of the user's own."""
 
 
 class Settings(BaseModel):
@@ -71,12 +71,6 @@ class Settings(BaseModel):
 
     # Rules pass settings on as JSON, which has no infinity and no NaN.
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    READS: ClassVar[Mapping[str, Mapping[str, tuple[str, ...]]]] = {}
-    """For a field that names a kind: the fields that each kind reads, of those that another kind does not. A value that
-    the chosen kind never reads is refused, since it would have no effect. `IMPORTED` is the kind of an import path."""
-    NEEDED: ClassVar[tuple[str, ...]] = ()
-    """Fields without which a kind that reads them says too little."""
 
     @field_validator("*", mode="before")
     @classmethod
@@ -101,30 +95,6 @@ class Settings(BaseModel):
                 raise ValueError("needs a whole number of at most 64 bits")
         return value
 
-    @classmethod
-    def unread(cls, field: str, kind: str) -> tuple[str, ...]:
-        """The fields that a kind of `READS` never reads."""
-        every = dict.fromkeys(itertools.chain.from_iterable(cls.READS[field].values()))
-        return tuple(name for name in every if name not in cls.reads(field, kind))
-
-    @classmethod
-    def reads(cls, field: str, kind: str) -> tuple[str, ...]:
-        """The fields that a kind of `READS` reads, of those that another kind does not."""
-        return cls.READS[field][IMPORTED if is_import_path(kind) else kind]
-
-    @model_validator(mode="after")
-    def _with_an_effect(self) -> Self:
-        for field in self.READS:
-            kind = getattr(self, field)
-            for name in self.unread(field, kind):
-                # Settings that a job was given, or recorded, have every field: a default says nothing there.
-                if getattr(self, name) != type(self).model_fields[name].default:
-                    raise ValueError(f"{field}: {kind} does not use {name}")
-            for name in self.reads(field, kind):
-                if name in self.NEEDED and getattr(self, name) is None:
-                    raise ValueError(f"{field}: {kind} needs {name}")
-        return self
-
 
 def word_or_import_path(*words: str) -> Any:
     """The type of a setting that is one of these words, or the import path of a function of the user's own."""
@@ -141,15 +111,85 @@ def word_or_import_path(*words: str) -> Any:
     return Annotated[Literal[words], WrapValidator(check), schema]
 
 
-def told_apart_by(field: str, default: str) -> Discriminator:
-    """Chooses the member of a union of tagged blocks by a field that names the tag."""
+class Kinds(Settings):
+    """A block that has one form for each kind: its subclasses, told apart by the word, or import path, of one field.
 
-    def kind(value: object) -> object:
-        name = value.get(field, default) if isinstance(value, dict) else getattr(value, field, None)
-        return IMPORTED if is_import_path(name) else name
+    A field of this type takes any of them, and so does `model_validate`. `Vocabulary(rule="top_k", k=5)` is a `TopK`.
+    """
 
-    # `config.messages` lists the kinds there are; `config.load` merges blocks of one kind alone.
-    context: dict[str, str | int | float] = {"field": field, "default": default}
-    return Discriminator(
-        kind, custom_error_type="kind", custom_error_message="another kind", custom_error_context=context
-    )
+    TOLD_BY: ClassVar[str]
+    """The field that names the kind: a Literal of one word, or the text of an import path."""
+    USUAL: ClassVar[str]
+    """The kind of a block that names none."""
+    WHOLE_BEFORE: ClassVar[bool] = False
+    """Whether earlier versions recorded the fields of all kinds: then a default of another kind's field is left out."""
+
+    def __new__(cls, /, **settings: Any) -> Self:
+        return super().__new__(cls.kind_of(settings) or cls)
+
+    @classmethod
+    def kinds(cls) -> dict[str, type[Self]]:
+        """The forms by their words; one by import path is `IMPORTED`. A form itself has itself alone."""
+        if of_these := cls.__subclasses__():
+            forms = {word: form for kind in of_these for word, form in kind.kinds().items()}
+            return dict(sorted(forms.items(), key=lambda form: form[0] == IMPORTED))
+        words = get_args(cls.model_fields[cls.TOLD_BY].annotation)
+        return {words[0] if words else IMPORTED: cls}
+
+    @classmethod
+    def whole(cls) -> type["Kinds"]:
+        """The type of all the forms, of which this is one."""
+        return next(above for above in cls.__mro__ if Kinds in above.__bases__)
+
+    @classmethod
+    def word_of(cls, block: object) -> object:
+        """The kind that plain settings, or a block, name."""
+        word = block.get(cls.TOLD_BY, cls.USUAL) if isinstance(block, Mapping) else getattr(block, cls.TOLD_BY, None)
+        return IMPORTED if is_import_path(word) else word
+
+    @classmethod
+    def kind_of(cls, block: object) -> type[Self] | None:
+        """The form that plain settings, or a block, name; None where there is none."""
+        word = cls.word_of(block)
+        return cls.kinds().get(word) if isinstance(word, str) else None
+
+    @classmethod
+    def _of_one_kind(cls, block: Any) -> Any:
+        """Plain settings of one form; raises ValueError for a setting that another form alone has."""
+        form = cls.kind_of(block)
+        if form is None or not isinstance(block, Mapping):
+            return block
+        fitting = dict(block)
+        for name in [name for name in block if name not in form.model_fields]:
+            defaults = [
+                other.model_fields[name].default for other in cls.kinds().values() if name in other.model_fields
+            ]
+            if defaults and not (cls.WHOLE_BEFORE and block[name] in (None, *defaults)):
+                raise ValueError(f"{cls.TOLD_BY}: {block.get(cls.TOLD_BY, cls.USUAL)} does not use {name}")
+            if defaults:
+                del fitting[name]
+        return fitting
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        if not cls.__subclasses__():
+            return handler(source)
+        forms = {word: handler.generate_schema(form) for word, form in cls.kinds().items()}
+        # `config.messages` lists the kinds there are.
+        context: dict[str, str | int | float] = {"field": cls.TOLD_BY}
+        union = core_schema.tagged_union_schema(
+            forms,
+            cls.word_of,
+            custom_error_type="kind",
+            custom_error_message="another kind",
+            custom_error_context=context,
+        )
+        return core_schema.no_info_before_validator_function(cls._of_one_kind, union)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        # Those above take the new form too.
+        for above in cls.__mro__[1:]:
+            if issubclass(above, Kinds) and above is not Kinds:
+                above.model_rebuild(force=True)

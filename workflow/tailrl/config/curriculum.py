@@ -5,13 +5,13 @@ from typing import Annotated
 from pydantic import Field
 
 from tailrl.config.base import MOST_STEPS, Settings
-from tailrl.config.tasks import Generated
+from tailrl.config.tasks import GeneratedTask
 
 
 class Curriculum(Settings):
     """Harder and harder tasks after the study's own. A run goes on to the next one by its own rewards."""
 
-    harder: Annotated[tuple[Generated, ...], Field(min_length=1)] = Field(
+    harder: Annotated[tuple[GeneratedTask, ...], Field(min_length=1)] = Field(
         description="the tasks after the study's own, in their order"
     )
     above: float = Field(

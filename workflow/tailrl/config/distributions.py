@@ -7,9 +7,9 @@ from typing import Any, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from tailrl.config.base import LARGEST_SEED, MOST_PROBLEMS, MOST_TOKENS, NAME, NAME_RULE, Settings
-from tailrl.config.sampler import Disturbance, SamplerSettings
+from tailrl.config.sampler import Disturbance, ExactSettings, SamplerSettings, TransformersSettings, VllmSettings
 from tailrl.config.training import TrainerDtype, trainer_dtype
-from tailrl.config.vocabulary import Vocabulary
+from tailrl.config.vocabulary import MinP
 from tailrl.runtime.errors import one_line
 
 HEAD_BELOW, TAIL_FROM = 1.0, 5.0
@@ -28,7 +28,7 @@ SAME_BITS = (
 class ComparedEngine(Settings):
     """An engine that samples responses, and whose distribution is compared with the trainer's there."""
 
-    sampler: SamplerSettings = SamplerSettings()
+    sampler: SamplerSettings = VllmSettings()
     disturbance: Disturbance = Disturbance()
     rescored: int | None = Field(
         None,
@@ -48,7 +48,7 @@ class ComparedEngine(Settings):
             raise ValueError("disturbance.staleness needs earlier steps, which a single policy does not have")
         if self.rescored is not None and self.disturbance != Disturbance():
             raise ValueError("rescored compares the trainer with itself: leave out disturbance")
-        if self.rescored is not None and self.sampler.routes:
+        if self.rescored is not None and self.sampler.says_routes:
             raise ValueError("rescored compares the trainer with itself: leave out sampler.routes")
         return self
 
@@ -63,11 +63,11 @@ class DistributionSettings(Settings):
     engines: dict[str, ComparedEngine] = Field(
         {
             "vllm_bf16": ComparedEngine(),
-            "vllm_fp16": ComparedEngine(sampler=SamplerSettings(dtype="float16")),
-            "vllm_fp32": ComparedEngine(sampler=SamplerSettings(dtype="float32")),
-            "transformers_bf16": ComparedEngine(sampler=SamplerSettings(engine="transformers")),
+            "vllm_fp16": ComparedEngine(sampler=VllmSettings(dtype="float16")),
+            "vllm_fp32": ComparedEngine(sampler=VllmSettings(dtype="float32")),
+            "transformers_bf16": ComparedEngine(sampler=TransformersSettings(engine="transformers")),
             "noise_floor": ComparedEngine(rescored=1),
-            "exact": ComparedEngine(sampler=SamplerSettings(engine="exact", dtype="float32")),
+            "exact": ComparedEngine(sampler=ExactSettings(engine="exact", dtype="float32")),
         },
         min_length=1,
         description="one job each",
@@ -98,7 +98,7 @@ class DistributionSettings(Settings):
         if not isinstance(rhos, list | tuple):
             return rhos
         try:
-            return tuple(Vocabulary(rule="min_p", rho=rho).rho for rho in rhos)
+            return tuple(MinP(rule="min_p", rho=rho).rho for rho in rhos)
         except ValidationError:
             raise ValueError("write each as e-13, 1e-6 or 0.34/V, with a value in (0, 1]") from None
 

@@ -5,16 +5,15 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from tailrl.config.arm import Clip, Correction, Estimator
+from tailrl.config.arm import ArmBlocks
 from tailrl.config.base import HOTTEST, LARGEST_SEED, MOST_RESPONSES, MOST_TOKENS, Settings
 from tailrl.config.curriculum import Curriculum
 from tailrl.config.policy import Policy
-from tailrl.config.reference_kl import ReferenceKL
-from tailrl.config.sampler import Disturbance, SamplerSettings
-from tailrl.config.tasks import Generated, Task
+from tailrl.config.sampler import SamplerSettings, VllmSettings
+from tailrl.config.tasks import GeneratedTask, Task
 from tailrl.config.tasks.arithmetic import ArithmeticTask
 from tailrl.config.training import Training, trainer_dtype
-from tailrl.config.vocabulary import Vocabulary, log_rho
+from tailrl.config.vocabulary import log_rho
 from tailrl.runtime.timeouts import MONTH
 
 
@@ -23,7 +22,7 @@ class Evaluation(Settings):
 
     task: Task = ArithmeticTask(problems=200)
     samples: int = Field(8, ge=1, le=MOST_RESPONSES, description="k: responses per problem, for avg@k and pass@k")
-    sampler: SamplerSettings = SamplerSettings()
+    sampler: SamplerSettings = VllmSettings()
     temperature: float = Field(1.0, ge=0.01, le=HOTTEST, description="sampling temperature; vLLM takes 0.01 to 2")
     max_new_tokens: int = Field(64, ge=1, le=MOST_TOKENS, description="longest response, tokens")
     seed: int = Field(0, le=LARGEST_SEED, description="seed of the samples, the same for every policy")
@@ -38,10 +37,10 @@ class Evaluation(Settings):
     def _without_trainer(self) -> Self:
         if self.sampler.verify:
             raise ValueError("sampler.verify needs a trainer, which an evaluation does not have")
-        if self.sampler.routes:
+        if self.sampler.says_routes:
             raise ValueError("sampler.routes is for a trainer, which an evaluation does not have")
         self.sampler.check_temperature("temperature", self.temperature)
-        if self.sampler.tensor_parallel != 1:
+        if self.sampler.sharing != 1:
             raise ValueError("sampler.tensor_parallel is for the ranks of a run: an evaluation is one process")
         return self
 
@@ -50,9 +49,9 @@ class Problems(Settings):
     """The problems of a study, which the first job writes."""
 
     train: Task
-    harder: tuple[Generated, ...] = ()
+    harder: tuple[GeneratedTask, ...] = ()
     evaluation: Task
-    warm_start: tuple[Generated, ...]
+    warm_start: tuple[GeneratedTask, ...]
 
 
 class PolicyFile(Settings):
@@ -61,7 +60,7 @@ class PolicyFile(Settings):
     policy: Policy
 
 
-class Run(Settings):
+class Run(ArmBlocks):
     """The settings of one training job, with the arm's overrides applied."""
 
     study: str
@@ -69,13 +68,6 @@ class Run(Settings):
     policy: Policy
     task: Task
     curriculum: Curriculum | None = None
-    estimator: Estimator
-    clip: Clip | None
-    reference_kl: ReferenceKL | None
-    vocabulary: Vocabulary
-    correction: Correction
-    sampler: SamplerSettings
-    disturbance: Disturbance
     training: Training
 
     def computed_in(self, gpu: bool) -> Literal["float32", "bfloat16"]:
@@ -102,7 +94,7 @@ class Run(Settings):
         Under the floor, a token has at least η/V and at most 1 − η + η/V. `entropy` compares with exp(−H), which is at
         most the largest probability.
         """
-        rhos = [log_rho(rho, vocabulary_size) for rho in (self.vocabulary.rho, self.vocabulary.rho_easy) if rho]
+        rhos = [log_rho(rho, vocabulary_size) for rho in self.vocabulary.rhos]
         disturbed = self.vocabulary.side != "trainer" or self.disturbance.side == "both"
         eta = self.disturbance.floor
         least = eta / vocabulary_size

@@ -117,7 +117,8 @@ def _neighbours(path: str | Path) -> list[str]:
 def merged(*configs: Mapping[str, Any]) -> dict[str, Any]:
     """One study of several mappings; later ones override earlier ones, as Snakemake merges files and `--config`.
 
-    A task or a policy of another kind replaces the earlier block, which has other keys. `Study` says where they stand.
+    A block of another kind, such as a task or a sampler, replaces the earlier one, which has other keys. `Study` says
+    where blocks of kinds stand.
     """
     return merging.merged(map(_parts_by_text, configs), Study)
 

@@ -1,41 +1,44 @@
 """Mappings of settings, one over the other."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, get_args, get_origin
 
-from pydantic import Discriminator
-from pydantic.fields import FieldInfo
-
-from tailrl.config.base import Settings
+from tailrl.config.base import Kinds, Settings
 
 
-def merged(configs: Iterable[Mapping[str, Any]], model: type[Settings] | None) -> dict[str, Any]:
+def merged(configs: Iterable[Mapping[str, Any]], model: Any) -> dict[str, Any]:
     """One mapping of several; later ones override earlier ones, key by key.
 
     A block that names another kind than the block below it replaces it, since it has other keys.
 
     Args:
         configs: plain data.
-        model: the type of the blocks, which says where blocks of several kinds stand; None where they have none alone.
+        model: the type of these blocks, as an annotation has it; None where it is not known.
     """
     whole: dict[str, Any] = {}
     for config in configs:
         for key, value in config.items():
             before, after = whole.get(key), value
-            field = model.model_fields.get(key) if model else None
-            if isinstance(before, Mapping) and isinstance(after, Mapping) and not _other_kind(field, before, after):
-                kind = field.annotation if field else None
-                block = kind if isinstance(kind, type) and issubclass(kind, Settings) else None
-                after = merged((before, after), block)
+            inner = _type_under(model, key)
+            if isinstance(before, Mapping) and isinstance(after, Mapping) and not _other_kind(inner, before, after):
+                after = merged((before, after), inner)
             whole[key] = after
     return whole
 
 
-def _other_kind(field: FieldInfo | None, before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    """Whether a block names another kind than the block below it; kinds are those of a union of tagged blocks."""
-    for part in field.metadata if field else ():
-        if isinstance(part, Discriminator) and part.custom_error_context:
-            key = str(part.custom_error_context["field"])
-            kind = before.get(key, part.custom_error_context["default"])
-            return bool(after.get(key, kind) != kind)
-    return False
+def _type_under(model: Any, key: str) -> Any:
+    """The type of what stands under a key of a block, or of a mapping of blocks, without its `| None`."""
+    if get_origin(model) is dict:
+        return get_args(model)[1]
+    if not isinstance(model, type) or not issubclass(model, Settings) or key not in model.model_fields:
+        return None
+    annotation = model.model_fields[key].annotation
+    options = [option for option in get_args(annotation) if option is not type(None)]
+    return options[0] if type(None) in get_args(annotation) and len(options) == 1 else annotation
+
+
+def _other_kind(model: Any, before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Whether a block names another kind than the block below it."""
+    if not isinstance(model, type) or not issubclass(model, Kinds):
+        return False
+    return model.TOLD_BY in after and model.word_of(after) != model.word_of(before)

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from tailrl.config.base import NAME_RULE
+from tailrl.config.base import IMPORTED, NAME_RULE
 from tailrl.runtime.errors import LONGEST, one_line
 
 
@@ -60,7 +60,7 @@ def _walk(model: type[BaseModel], path: tuple[int | str, ...]) -> tuple[list[str
             named = node.get("items") if isinstance(part, int) else node.get("additionalProperties")
             child = node.get("properties", {}).get(part, named)
             following += resolve(child) if isinstance(child, dict) else []
-        kinds = [node for node in nodes if part in _constants(node)]
+        kinds = [node for node in nodes if part in _constants(node) or (part == IMPORTED and not _constants(node))]
         if following or not kinds:
             keys.append(str(part))
         nodes = following or kinds or nodes

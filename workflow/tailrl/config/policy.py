@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field, Tag, model_validator
+from pydantic import Field, model_validator
 
 from tailrl.config.base import (
     LARGEST_RATE,
@@ -12,10 +12,10 @@ from tailrl.config.base import (
     MOST_RESPONSES,
     MOST_TOKENS,
     MOST_UNITS,
+    Kinds,
     Settings,
-    told_apart_by,
 )
-from tailrl.config.tasks import Generated
+from tailrl.config.tasks import GeneratedTask
 from tailrl.config.tasks.arithmetic import ArithmeticTask
 
 
@@ -26,7 +26,7 @@ class WarmStart(Settings):
     Then it imitates a corpus with a slip in every third step, which leaves the base policy room to improve.
     """
 
-    stages: tuple[Generated, ...] = Field(
+    stages: tuple[GeneratedTask, ...] = Field(
         (ArithmeticTask(problems=16000, seed=1), ArithmeticTask(problems=3200, slip=0.35, seed=3)),
         min_length=1,
         description="worked solutions to learn from, in this order",
@@ -49,7 +49,21 @@ MOST_WEIGHTS = 100_000_000_000
 """Of a policy from scratch: 1.6 TB with gradients and optimizer."""
 
 
-class ScratchPolicy(Settings):
+class Policy(Kinds):
+    """The policy to start from."""
+
+    TOLD_BY: ClassVar = "source"
+    USUAL: ClassVar = "scratch"
+
+    source: str = "scratch"
+
+    @property
+    def folder(self) -> str | None:
+        """The folder, or the name on the hub, of a pretrained policy; None: it is made from scratch."""
+        return None
+
+
+class ScratchPolicy(Policy):
     """A small Llama, or with experts a Qwen3-MoE, with its own tokenizer, made and warm-started by the pipeline."""
 
     source: Literal["scratch"] = "scratch"
@@ -132,12 +146,13 @@ def lacking(folder: Path) -> str | None:
     return None
 
 
-class PretrainedPolicy(Settings):
+class PretrainedPolicy(Policy):
     """A Hugging Face model: a folder on this machine, or a name on the hub."""
 
     source: Literal["pretrained"]
     path: str = Field(min_length=1, description="a folder in Hugging Face format, or a model's name on the hub")
 
-
-_Policy = Annotated[ScratchPolicy, Tag("scratch")] | Annotated[PretrainedPolicy, Tag("pretrained")]
-Policy = Annotated[_Policy, told_apart_by("source", "scratch")]
+    @property
+    def folder(self) -> str:
+        """See `path`."""
+        return self.path

@@ -6,14 +6,14 @@ from pydantic import Field, model_validator
 
 from tailrl.config.base import HOTTEST, LARGEST_SEED, MOST_PROBLEMS, MOST_TOKENS, Settings
 from tailrl.config.distributions import SAME_BITS, ComparedEngine, Distributions
-from tailrl.config.sampler import SamplerSettings
+from tailrl.config.sampler import SamplerSettings, VllmSettings
 from tailrl.config.training import TrainerDtype, Training
 
 
 class ProbeSettings(Settings):
     """A probe of one model; without a file of its own."""
 
-    sampler: SamplerSettings = SamplerSettings()
+    sampler: SamplerSettings = VllmSettings()
     trainer_dtype: TrainerDtype = Field(
         "auto", description="number format of the trainer; auto: as training, bfloat16 on a GPU and float32 on a CPU"
     )

@@ -1,10 +1,11 @@
 """A rule of a correction that drops tokens or responses by how far trainer and sampler are apart there."""
 
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
-from tailrl.config.base import LARGEST_RATIO, Settings
+from tailrl.config.base import LARGEST_RATIO, Settings, word_or_import_path
+from tailrl.runtime.import_path import is_import_path
 
 Ratio = Literal["r_corr", "r_ppo", "r_rollout"]
 """Ratios of probabilities: π_train_old/π_rollout_old, the mismatch; π_θ/π_train_old, the policy's move in earlier
@@ -16,13 +17,19 @@ LOG_STATISTICS = ("k1", "k2", "k3")
 SIGNED = ("k1", "tv", "kl")
 """Statistics that have either sign."""
 
+if TYPE_CHECKING:
+    Statistic = str
+else:
+    Statistic = word_or_import_path("k1", "k2", "k3", "tv", "kl")
+
 
 class Rejection(Settings):
     """Drops what lies above or below a limit; of several rules each must be met."""
 
-    of: Literal["k1", "k2", "k3", "tv", "kl"] = Field(
+    of: Statistic = Field(
         description="a token's statistic, with p over q the ratio and r = p/q: k1 = -log r; k2 = (log r)^2/2; k3 = r - "
-        "log r - 1; tv = p - q; kl = KL between (q, 1-q) and (p, 1-p), with the sign of p - q"
+        "log r - 1; tv = p - q; kl = KL between (q, 1-q) and (p, 1-p), with the sign of p - q; or the import path of a "
+        "function of your own"
     )
     by: Literal["token", "sum", "mean", "max"] = Field(
         description="token: drops single tokens; sum, mean, max: over a response, which is dropped as a whole"
@@ -40,13 +47,18 @@ class Rejection(Settings):
         "0, and below elsewhere, so that only updates that widen the gap are dropped",
     )
 
+    @property
+    def signed(self) -> bool:
+        """Whether the statistic may have either sign, as one of the user's own may."""
+        return self.of in SIGNED or is_import_path(self.of)
+
     @model_validator(mode="after")
     def _possible(self) -> Self:
         if self.above is None and self.below is None:
             raise ValueError("a rejection needs above or below")
-        if self.below is not None and self.of not in SIGNED:
+        if self.below is not None and not self.signed:
             raise ValueError(f"of: {self.of} is never below 0: leave out below")
-        if self.above is not None and self.above <= 0 and self.of not in SIGNED:
+        if self.above is not None and self.above <= 0 and not self.signed:
             raise ValueError(f"of: {self.of} is never below 0: above must exceed 0")
         if self.below is not None and self.by == "max":
             raise ValueError("by: max has no lower limit, which a response's largest value says nothing of")

@@ -1,33 +1,98 @@
 """The blocks of an arm for its sampler: the engine, and the disturbance of the engine's distribution."""
 
-from typing import Literal, Self, get_args
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from tailrl.config.base import MOST_NATS, MOST_STEPS, MOST_UNITS, Settings
+from tailrl.config.base import MOST_NATS, MOST_STEPS, MOST_UNITS, Kinds, Settings
+from tailrl.runtime.import_path import FORM
 
-Engine = Literal["vllm", "transformers", "exact"]
-"""Rollout engines, each named like its module in `tailrl.rollout`."""
-
-ENGINES: tuple[str, ...] = get_args(Engine)
-
-HOTTEST_VLLM = 2.0
-"""The largest temperature that vLLM's SamplingParams accept."""
+Dtype = Literal["bfloat16", "float16", "float32"]
 
 
-class SamplerSettings(Settings):
-    """The engine that samples, and its number format."""
+class SamplerSettings(Kinds):
+    """The engine that samples, and its number format. The class of an engine's settings says what the engine can."""
 
-    engine: Engine = Field(
-        "vllm",
-        description="the rollout engine; transformers: the Hugging Face library, for machines without vLLM; exact: the "
-        "trainer's own model, whose log-probs are the trainer's bit for bit",
-    )
+    TOLD_BY: ClassVar = "engine"
+    USUAL: ClassVar = "vllm"
+    WHOLE_BEFORE: ClassVar = True
+
+    PATH: ClassVar[str] = ""
+    """The import path of its class, of an engine of ours."""
+    TRAINERS_BITS: ClassVar[bool] = False
+    """Whether its log-probs are the trainer's bit for bit, in the trainer's formats."""
+    HOTTEST: ClassVar[float] = math.inf
+    """The largest temperature that it samples at."""
+
+    if TYPE_CHECKING:  # the settings of any form
+
+        def __init__(self, **settings: Any) -> None: ...
+
+    engine: str = "vllm"
     dtype: Literal["bfloat16", "float16", "float32", "float64"] = Field(
-        "bfloat16",
-        description="dtype of the engine's weights and activations; exact needs float32, the trainer's dtype; float64 "
-        "needs transformers",
+        "bfloat16", description="dtype of the engine's weights and activations"
     )
+    verify: bool = Field(
+        False,
+        description="the trainer samples every proposed token again with the same noise, and the engine continues from "
+        "the first token that differs: with any engine, samples of the trainer's own policy",
+    )
+
+    @property
+    def exact(self) -> bool:
+        """Whether the log-probs are the trainer's bit for bit, which takes batch-invariant operators."""
+        return self.TRAINERS_BITS or self.verify
+
+    @property
+    def formats(self) -> "FewBits | None":
+        """The settings as those of an engine whose weights, keys and values may have few bits; None for another."""
+        return None
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether weights have few bits."""
+        return self.formats is not None and self.formats.quantization is not None
+
+    @property
+    def quantized(self) -> bool:
+        """Whether weights, or keys and values, have few bits."""
+        return self.formats is not None and (self.quantizes or self.formats.kv_cache_dtype != "auto")
+
+    @property
+    def quantizes_trainer(self) -> bool:
+        """Whether the trainer computes in the engine's few bits too: the matched control of a quantised engine."""
+        return self.TRAINERS_BITS and self.quantized
+
+    @property
+    def sharing(self) -> int:
+        """Ranks that share one engine."""
+        return 1
+
+    @property
+    def reserved(self) -> float | None:
+        """The share of a GPU's memory that the engine takes at its start, and gives away while a trainer works; null:
+        it takes what it needs."""
+        return None
+
+    @property
+    def says_routes(self) -> bool:
+        """Whether the engine says which experts of a mixture it chose."""
+        return False
+
+    def check_temperature(self, key: str, temperature: float) -> None:
+        """Raises ValueError, which names the key, for a temperature that the engine refuses once it samples."""
+        if temperature > self.HOTTEST:
+            raise ValueError(
+                f"{key}: {temperature:g} is above {self.HOTTEST:g}, the largest that {self.engine} takes; engine: "
+                "transformers and engine: exact sample at any"
+            )
+
+
+class FewBits(SamplerSettings):
+    """An engine whose weights, keys and values may have few bits."""
+
     kv_cache_dtype: Literal["auto", "fp8_e4m3", "fp8_e5m2"] = Field(
         "auto",
         description="dtype of the cached keys and values; auto: as dtype; fp8 on a CPU needs AVX-512 or AMX; with "
@@ -42,6 +107,27 @@ class SamplerSettings(Settings):
     group_size: Literal[32, 64, 128] | None = Field(
         None, description="inputs of an int4 weight that share a scale; null: all inputs of an output channel"
     )
+
+    @property
+    def formats(self) -> "FewBits":
+        """These settings."""
+        return self
+
+    @model_validator(mode="after")
+    def _grouped(self) -> Self:
+        if self.group_size is not None and self.quantization != "int4":
+            raise ValueError("group_size is of int4 weights: say quantization: int4, or leave out group_size")
+        return self
+
+
+class VllmSettings(FewBits):
+    """The engine vLLM."""
+
+    PATH: ClassVar = "tailrl.rollout.vllm.engine:VllmSampler"
+    HOTTEST: ClassVar = 2.0  # of vLLM's SamplingParams
+
+    engine: Literal["vllm"] = Field("vllm", description="vLLM")
+    dtype: Dtype = Field("bfloat16", description="dtype of the engine's weights and activations")
     gpu_memory_utilization: float = Field(
         0.4,
         gt=0,
@@ -67,53 +153,26 @@ class SamplerSettings(Settings):
         description="vLLM says which experts of a mixture it chose for every token, so that flips are counted and "
         "training.routing_replay can use them; it then runs a prompt once for each of its responses",
     )
-    verify: bool = Field(
-        False,
-        description="the trainer samples every proposed token again with the same noise, and the engine continues from "
-        "the first token that differs: with any engine, samples of the trainer's own policy",
-    )
 
     @property
-    def exact(self) -> bool:
-        """Whether the log-probs are the trainer's bit for bit, which takes batch-invariant operators."""
-        return self.engine == "exact" or self.verify
+    def sharing(self) -> int:
+        """See `tensor_parallel`."""
+        return self.tensor_parallel
 
     @property
-    def quantized(self) -> bool:
-        """Whether weights, or keys and values, have few bits."""
-        return self.quantization is not None or self.kv_cache_dtype != "auto"
+    def reserved(self) -> float:
+        """See `gpu_memory_utilization`."""
+        return self.gpu_memory_utilization
 
     @property
-    def quantizes_trainer(self) -> bool:
-        """Whether the trainer computes in the engine's few bits too: the matched control of a quantised engine."""
-        return self.engine == "exact" and self.quantized
-
-    def check_temperature(self, key: str, temperature: float) -> None:
-        """Raises ValueError, which names the key, for a temperature that the engine refuses once it samples."""
-        if self.engine == "vllm" and temperature > HOTTEST_VLLM:
-            raise ValueError(
-                f"{key}: {temperature:g} is above {HOTTEST_VLLM:g}, the largest that vLLM takes; engine: transformers "
-                "and engine: exact sample at any"
-            )
+    def says_routes(self) -> bool:
+        """See `routes`."""
+        return self.routes
 
     @model_validator(mode="after")
-    def _trainable(self) -> Self:
-        if self.engine == "exact" and self.verify:
-            raise ValueError("engine: exact draws what the trainer would draw: leave out verify")
-        if self.engine == "exact" and self.dtype != "float32":
-            raise ValueError("engine: exact computes as the trainer does, in float32: say dtype: float32")
-        if self.dtype == "float64" and self.engine != "transformers":
-            raise ValueError(f"engine: {self.engine} does not compute in float64: engine: transformers does")
-        if self.group_size is not None and self.quantization != "int4":
-            raise ValueError("group_size is of int4 weights: say quantization: int4, or leave out group_size")
-        if self.engine == "vllm" and self.quantization == "int4" and self.dtype == "float32":
+    def _possible(self) -> Self:
+        if self.quantization == "int4" and self.dtype == "float32":
             raise ValueError("quantization: int4 computes in half precision in vLLM: say dtype: bfloat16 or float16")
-        if self.engine == "transformers" and self.quantization is not None:
-            raise ValueError("engine: transformers computes in its dtype: leave out quantization")
-        if self.engine != "vllm" and self.gpu_memory_utilization != 0.4:
-            raise ValueError(f"engine: {self.engine} takes the memory it needs: leave out gpu_memory_utilization")
-        if self.engine != "vllm" and self.tensor_parallel != 1:
-            raise ValueError(f"engine: {self.engine} is not spread over ranks: leave out tensor_parallel")
         if self.tensor_parallel > 1 and self.quantization is not None:
             raise ValueError(
                 "quantization: ranks that share an engine have slices of a row, whose scales are not the row's: leave "
@@ -121,13 +180,47 @@ class SamplerSettings(Settings):
             )
         if self.tensor_parallel > 1 and self.routes:
             raise ValueError("routes: ranks that share an engine do not say which experts it chose: leave out routes")
-        if self.routes and (self.engine != "vllm" or self.verify):
-            raise ValueError("routes: vLLM says which experts it chose, and without verify: leave out routes")
-        if self.engine != "vllm" and self.enforce_eager is not None:
-            raise ValueError(f"engine: {self.engine} compiles nothing: leave out enforce_eager")
-        if self.engine == "transformers" and self.kv_cache_dtype != "auto":
-            raise ValueError("engine: transformers caches keys and values in its own dtype: leave out kv_cache_dtype")
+        if self.routes and self.verify:
+            raise ValueError("routes: vLLM says which experts it chose without verify: leave out routes, or verify")
         return self
+
+
+class TransformersSettings(SamplerSettings):
+    """The Hugging Face library, for machines without vLLM."""
+
+    PATH: ClassVar = "tailrl.rollout.transformers:TransformersSampler"
+
+    engine: Literal["transformers"] = Field(description="the Hugging Face library, for machines without vLLM")
+
+
+class ExactSettings(FewBits):
+    """The trainer's own model, whose log-probs are the trainer's bit for bit."""
+
+    PATH: ClassVar = "tailrl.rollout.exact:ExactSampler"
+    TRAINERS_BITS: ClassVar = True
+
+    engine: Literal["exact"] = Field(description="the trainer's own model")
+    dtype: Literal["float32"] = Field(description="the trainer's dtype")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_the_trainer(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and data.get("dtype") != "float32":
+            raise ValueError("engine: exact computes as the trainer does, in float32: say dtype: float32")
+        return data
+
+    @model_validator(mode="after")
+    def _not_twice(self) -> Self:
+        if self.verify:
+            raise ValueError("engine: exact draws what the trainer would draw: leave out verify")
+        return self
+
+
+class OwnEngineSettings(SamplerSettings):
+    """A class of your own, which has the methods of `tailrl.rollout.Sampler`."""
+
+    engine: str = Field(pattern=FORM, description="the import path of the class, package.module:Class")
+    options: dict[str, Any] = Field(default_factory=dict, description="more arguments of the class, by their names")
 
 
 class Disturbance(Settings):

@@ -3,13 +3,13 @@
 import ast
 import hashlib
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from tailrl.config.base import Settings
-from tailrl.config.sampler import ENGINES
+from tailrl.config.sampler import SamplerSettings
 from tailrl.runtime.import_path import is_import_path, source_of
 
 PACKAGE = Path(__file__).parents[1]
@@ -51,20 +51,15 @@ def _imports(statements: Iterable[ast.AST]) -> Iterator[ast.Import | ast.ImportF
                 yield from _imports(block)
 
 
-def source_files(*modules: str, without: Collection[str] = ()) -> list[str]:
+def source_files(*modules: str) -> list[str]:
     """Sorted files of these modules and of the package's modules that they import, directly or not.
 
     A package's data count with it: YAML beside its `__init__.py`, and templates/. Paths are relative to the working
     directory, so that a finished study can be moved together with its workflow.
 
-    Args:
-        modules: dotted names.
-        without: modules or packages whose import never runs; their own imports are not followed.
-
     Raises:
-        ValueError: one of them is not a module of this package.
+        ValueError: one of the dotted names is not a module of this package.
     """
-    excluded = tuple(f"{name}." for name in without)
     waiting = {parent for module in modules for parent in _with_packages(module)}
     files: dict[str, Path] = {}
     while waiting:
@@ -76,7 +71,7 @@ def source_files(*modules: str, without: Collection[str] = ()) -> list[str]:
         if file.name == "__init__.py":
             files |= {str(data): data for data in (*file.parent.glob("*.yaml"), *file.parent.glob("templates/*"))}
         imported = {parent for module in imported_modules(file) for parent in _with_packages(module)}
-        waiting |= {name for name in imported - files.keys() if not f"{name}.".startswith(excluded)}
+        waiting |= imported - files.keys()
     return sorted(os.path.relpath(file) for file in files.values())
 
 
@@ -104,21 +99,22 @@ def job_files(job: str, settings: Settings | None = None) -> tuple[str, ...]:
     named = [f"tailrl.config.tasks.{task}" for task in tasks]
     named += [f"tailrl.tasks.{task}" for task in tasks if job == "problems" or task == "lm_eval"]
     named += [f"tailrl.objective.remedies.{weight}" for weight in _texts(data, "sequence")]
-    others = [f"tailrl.rollout.{engine}" for engine in ENGINES if engines and engine not in engines]
-    files = _files((*JOBS[job], *sorted(filter(module_file, named))), tuple(others))
+    ours = {word: kind.PATH.partition(":")[0] for word, kind in SamplerSettings.kinds().items()}
+    named += [ours[engine] for engine in engines & ours.keys()]
+    files = _files((*JOBS[job], *sorted(filter(module_file, named))))
     files += tuple(sorted({os.path.relpath(file) for path in own_code(data) if (file := source_of(path))}))
     return (*files, os.path.relpath(PACKAGE.parent / "eval_tasks/boxed.yaml")) if job == "evaluate" else files
 
 
 def own_code(data: Any) -> list[str]:
     """The import paths in plain settings, under the keys that may have one."""
-    keys = ("name", "reward", "estimator", "token", "sequence", "loss")
+    keys = ("name", "reward", "estimator", "token", "sequence", "loss", "of", "engine")
     return sorted({text for key in keys for text in _texts(data, key) if is_import_path(text)})
 
 
 @cache
-def _files(modules: tuple[str, ...], without: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(source_files(*modules, without=without))
+def _files(modules: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(source_files(*modules))
 
 
 def _texts(data: Any, key: str) -> Iterator[str]:

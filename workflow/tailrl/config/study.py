@@ -9,25 +9,25 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from tailrl.config.ablation import Ablation
-from tailrl.config.arm import Arm
-from tailrl.config.base import HOTTEST, LONGEST_NAME, NAME, NAME_RULE, STUDY_NAME, Seeds, Settings
+from tailrl.config.arm import Arm, ArmBlocks, Correction
+from tailrl.config.base import HOTTEST, LONGEST_NAME, NAME, NAME_RULE, STUDY_NAME, Kinds, Seeds, Settings
 from tailrl.config.curriculum import Curriculum
 from tailrl.config.distributions import ComparedEngine, Distributions, DistributionSettings
 from tailrl.config.gradients import GradientQuality, Gradients
 from tailrl.config.jobs import Evaluation, Problems, Run
 from tailrl.config.merging import merged
 from tailrl.config.messages import near, sentences
-from tailrl.config.policy import MADE_MODELS, Policy, ScratchPolicy, lacking, lies
+from tailrl.config.policy import MADE_MODELS, Policy, PretrainedPolicy, ScratchPolicy, lacking, lies
 from tailrl.config.pooled import Pool
 from tailrl.config.results import FOLDERS, collision
-from tailrl.config.sampler import SamplerSettings
+from tailrl.config.sampler import ExactSettings, SamplerSettings
 from tailrl.config.source_files import own_code
 from tailrl.config.tasks import DataSetTask, GeneratedTask, Task
 from tailrl.config.tasks.arithmetic import ArithmeticTask
 from tailrl.config.training import Training
 from tailrl.config.vocabulary import log_rho
 from tailrl.runtime.errors import StudyError, one_line
-from tailrl.runtime.import_path import is_import_path, source_of
+from tailrl.runtime.import_path import source_of
 
 MOST_ARMS = 1000
 """Arms of a study, with those of its ablations."""
@@ -64,10 +64,14 @@ def _forget(arm: Arm, parents: list[str], field: str, block: dict[str, Any]) -> 
     settings: Any = arm
     for part in parents:
         settings = getattr(settings, part)
-    kinds = settings.READS.get(field, {}) if isinstance(settings, Settings) else {}
-    if block[field] in kinds or (kinds and is_import_path(block[field])):
-        for name in settings.unread(field, block[field]):
-            block.pop(name, None)
+    unread: Iterable[str] = ()
+    if isinstance(settings, Kinds) and field == settings.TOLD_BY:
+        form = settings.whole().kind_of(block)
+        unread = block.keys() - form.model_fields.keys() if form else ()
+    elif isinstance(settings, Correction) and field in settings.READS:
+        unread = settings.unread(field, block[field])
+    for name in unread:
+        block.pop(name, None)
 
 
 def _check_products(key: str, problems: int, words: str, responses: int, tokens: int) -> None:
@@ -100,7 +104,8 @@ class Study(Settings):
         None,
         exclude=True,
         description="another YAML file, by its path from this one, whose settings this file overrides; mappings are "
-        "merged key by key, unless they name another kind of task or policy; anything else is replaced",
+        "merged key by key, unless they name another kind of block, such as another task or engine; anything else is "
+        "replaced",
     )
     seeds: Seeds = Field((0, 1, 2), description="one training run per arm and seed")
     task: Task = ArithmeticTask()
@@ -191,7 +196,7 @@ class Study(Settings):
             if len(self.baseline_evaluations()) < len(self.baselines):
                 raise ValueError(f"baselines: the same temperature is given twice: {list(self.baselines)}")
         except ValidationError as error:
-            raise ValueError(f"baselines: {sentences(error)}") from None
+            raise ValueError(f"baselines: {sentences(error, Evaluation)}") from None
         for name, engine in self.distributions.engines.items():
             self._check_experts(f"distributions.engines.{name}.sampler", engine.sampler)
         self._check_experts("evaluation.sampler", self.evaluation.sampler)
@@ -227,11 +232,11 @@ class Study(Settings):
                 if longest >= self.policy.max_length:
                     raise ValueError(f"{key}: {longest} new tokens do not fit the policy's {self.policy.max_length}")
             size = self.policy.vocabulary_size
-            for rho in filter(None, (run.vocabulary.rho, run.vocabulary.rho_easy)):
+            for rho in run.vocabulary.rhos:
                 if log_rho(rho, size) > 0:
                     raise ValueError(f"arms.{name}.vocabulary: a rho of {rho} is above 1 for {size} tokens")
             # A budget moves rho; training itself warns then.
-            certain = arm.vocabulary.adapt != "budget" and not arm.deliberate
+            certain = arm.vocabulary.target is None and not arm.deliberate
             if certain and run.floor_defeats_pruning(size):
                 raise ValueError(
                     f"arms.{name}.disturbance: a floor of {run.disturbance.floor:g} gives each of {size} tokens "
@@ -242,9 +247,9 @@ class Study(Settings):
     def _check_experts(self, key: str, sampler: SamplerSettings) -> None:
         """Raises ValueError for routes without experts, or experts in few bits, of a policy that the study makes."""
         if isinstance(self.policy, ScratchPolicy):
-            if sampler.routes and self.policy.experts is None:
+            if sampler.says_routes and self.policy.experts is None:
                 raise ValueError(f"{key}.routes: {DENSE}")
-            if sampler.quantization is not None and self.policy.experts is not None:
+            if sampler.quantizes and self.policy.experts is not None:
                 raise ValueError(f"{key}.quantization: {MIXTURE}")
 
     def each(self) -> dict[str, "Study"]:
@@ -271,7 +276,7 @@ class Study(Settings):
     @property
     def says_experts(self) -> bool:
         """Whether one of the compared engines says which experts it chose."""
-        return any(engine.sampler.routes for engine in self.distributions.engines.values())
+        return any(engine.sampler.says_routes for engine in self.distributions.engines.values())
 
     def problems(self) -> Problems:
         """The settings of the job that writes the problems."""
@@ -291,7 +296,7 @@ class Study(Settings):
 
     def trainers_own(self) -> Distributions:
         """The same for a job that needs the trainer's distributions alone, on its own samples."""
-        return self._distributions("trainer", ComparedEngine(sampler=SamplerSettings(engine="exact", dtype="float32")))
+        return self._distributions("trainer", ComparedEngine(sampler=ExactSettings(engine="exact", dtype="float32")))
 
     def _distributions(self, name: str, engine: ComparedEngine) -> Distributions:
         block, training = self.distributions, self.training
@@ -317,7 +322,7 @@ class Study(Settings):
 
     def local_policy(self) -> list[str]:
         """The files of the policy's folder; none for a policy from scratch or from the hub."""
-        folder = Path("" if isinstance(self.policy, ScratchPolicy) else self.policy.path)
+        folder = Path(self.policy.folder or "")
         there = folder.name and lies(Path.is_dir, folder)
         return sorted(str(file) for file in folder.iterdir() if file.is_file()) if there else []
 
@@ -330,7 +335,7 @@ class Study(Settings):
                 raise StudyError(f"{key}.path: there is no data file {one_line(task.path)}")
             if Path(task.path).suffix not in (".parquet", ".jsonl"):
                 raise StudyError(f"{key}.path: the name of {one_line(task.path)} must end in .parquet or .jsonl")
-        if not isinstance(self.policy, ScratchPolicy):
+        if isinstance(self.policy, PretrainedPolicy):
             path = self.policy.path
             there = lies(Path.is_dir, path) or path in MADE_MODELS
             if not there and (path.startswith((".", "/", "~")) or path.count("/") > 1):
@@ -371,7 +376,7 @@ class Study(Settings):
             try:
                 arm = Arm.model_validate(data)
             except ValidationError as error:
-                raise ValueError(f"ablations.{name}, value {value!r}: {sentences(error)}") from None
+                raise ValueError(f"ablations.{name}, value {value!r}: {sentences(error, Arm)}") from None
             if (key := _key(arm)) in seen:
                 raise ValueError(f"ablations.{name}: value {value!r} makes the same arm as an earlier one")
             seen.add(key)
@@ -422,6 +427,6 @@ class Study(Settings):
             arm.check(training)
         except ValueError as error:
             raise ValueError(f"arms.{arm_name}: {error}") from None
-        own = {name: getattr(arm, name) for name in Run.model_fields.keys() & Arm.model_fields.keys() - {"training"}}
+        own = {name: getattr(arm, name) for name in ArmBlocks.model_fields}
         shared = {name: getattr(self, name) for name in ("policy", "task", "curriculum")}
         return Run(study=self.name, arm=arm_name, training=training, **shared, **own)

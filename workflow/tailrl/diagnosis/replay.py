@@ -17,8 +17,9 @@ from pydantic import Field
 
 from tailrl.artifacts.files import Record
 from tailrl.config.arm import Clip, Correction
+from tailrl.config.base import Kinds
 from tailrl.config.presets import presets
-from tailrl.config.vocabulary import Vocabulary
+from tailrl.config.vocabulary import MinP, Vocabulary
 from tailrl.diagnosis.log import Log
 from tailrl.diagnosis.replay_sums import BASES, PartSums, add_sums, sound_tokens, weight_sums
 from tailrl.diagnosis.replay_weights import ReplaySettings, by_advantage, token_weights
@@ -53,11 +54,11 @@ class Remedy(Record, allow_inf_nan=True):
     def settings(self) -> Iterator[tuple[float, ReplaySettings]]:
         """Each threshold with the settings of the objective."""
         for rho in self.rho:
-            vocabulary = Vocabulary(rule="min_p", rho=rho)
+            vocabulary = MinP(rule="min_p", rho=rho)
             yield float(f"{math.exp(vocabulary.threshold(1)):.12g}"), vocabulary
         for threshold, setting in self.tries.items():
             if self.clip is not None:
-                yield threshold, Clip(**self.clip, **setting)
+                yield threshold, Clip.model_validate({**self.clip, **setting})
             else:
                 yield threshold, Correction(**self.correction, **setting)
 
@@ -108,7 +109,7 @@ def _parsed(name: str) -> ReplaySettings | None:
     preset, free = presets()[name], {"log_ratio_limit": None}
     if preset.clip is None:
         return Correction(**preset.correction | free)
-    return None if preset.correction else Clip(**preset.clip | free)
+    return None if preset.correction else Clip.model_validate(preset.clip | free)
 
 
 def configuration(remedy_name: str, threshold: float, framework: str = "") -> tuple[Configured, ...]:
@@ -127,7 +128,7 @@ def configuration(remedy_name: str, threshold: float, framework: str = "") -> tu
         for name, lines in sorted(remedy.lines.items(), key=lambda item: item[0] != framework)
     ]
     given = dict(remedy.settings())[threshold]
-    block = type(given).__name__.lower()
+    block = (given.whole() if isinstance(given, Kinds) else type(given)).__name__.lower()
     own = yaml.safe_dump({block: given.model_dump(exclude_defaults=True)}, default_flow_style=True, width=1000)
     own = own.strip()[1:-1]
     if preset := preset_of(given, framework.lower()):

@@ -203,32 +203,34 @@ def _log_ratio(tokens: SoundTokens) -> FloatArray:
 
 def _unclipped(ratio_T: FloatArray, tokens: SoundTokens, clip: Clip) -> FloatArray:
     """The ratio, 0 where min(r A, clip(r) A) is the clipped one."""
-    acts_T = np.where(_positive(tokens), ratio_T > 1 + clip.high, ratio_T < 1 - clip.low)
+    low, high = clip.bounds
+    acts_T = np.where(_positive(tokens), ratio_T > 1 + high, ratio_T < 1 - low)
     return np.where(acts_T, 0.0, ratio_T)
 
 
 def _ppo(tokens: SoundTokens, clip: Clip) -> FloatArray:
     log_T = _log_ratio(tokens)
     weight_T = _unclipped(np.exp(log_T), tokens, clip)
-    flat_T = np.zeros(len(log_T), bool) if clip.log_ratio_limit is None else np.abs(log_T) > clip.log_ratio_limit
-    if clip.dual is not None:
-        flat_T |= ~_positive(tokens) & (log_T > np.log(clip.dual))
+    flat_T = np.zeros(len(log_T), bool) if clip.limit is None else np.abs(log_T) > clip.limit
+    if clip.dual_bound is not None:
+        flat_T |= ~_positive(tokens) & (log_T > np.log(clip.dual_bound))
     return np.where(flat_T, 0.0, weight_T)
 
 
 def _free(tokens: SoundTokens, clip: Clip) -> FloatArray:
     log_T = _log_ratio(tokens)
-    return np.where(np.abs(log_T) > (clip.log_ratio_limit or np.inf), 0.0, np.exp(log_T))
+    return np.where(np.abs(log_T) > (clip.limit or np.inf), 0.0, np.exp(log_T))
 
 
 def _gspo(tokens: SoundTokens, clip: Clip) -> FloatArray:
     mean_T = _mean(_log_ratio(tokens), tokens)[tokens.sequence_T]
-    flat_T = mean_T > (clip.log_ratio_limit or np.inf)
+    flat_T = mean_T > (clip.limit or np.inf)
     return np.where(flat_T, 0.0, _unclipped(np.exp(mean_T), tokens, clip))
 
 
 def _cispo(tokens: SoundTokens, clip: Clip) -> FloatArray:
-    return np.clip(np.exp(_log_ratio(tokens)), 1 - clip.low, 1 + clip.high)
+    low, high = clip.bounds
+    return np.clip(np.exp(_log_ratio(tokens)), 1 - low, 1 + high)
 
 
 def _sapo(tokens: SoundTokens, clip: Clip) -> FloatArray:
@@ -237,13 +239,13 @@ def _sapo(tokens: SoundTokens, clip: Clip) -> FloatArray:
     tau_T = np.where(_positive(tokens), *SAPO_TEMPERATURES)
     ratio_T = np.exp(np.minimum(log_T, SATURATED))
     gate_T = 1 / (1 + np.exp(-tau_T * (ratio_T - 1)))
-    flat_T = (np.abs(log_T) > (clip.log_ratio_limit or np.inf)) | (log_T > SATURATED)
+    flat_T = (np.abs(log_T) > (clip.limit or np.inf)) | (log_T > SATURATED)
     return np.where(flat_T, 0.0, 4 * gate_T * (1 - gate_T) * ratio_T)
 
 
 def _vespo(tokens: SoundTokens, clip: Clip) -> FloatArray:
     """φ(w) = w^k e^{λ (1 − w)}, w the response's ratio."""
-    log_w_N = np.clip(_sum(_limited(_log_ratio(tokens), clip.log_ratio_limit), tokens), *VESPO_BOUNDS)
+    log_w_N = np.clip(_sum(_limited(_log_ratio(tokens), clip.limit), tokens), *VESPO_BOUNDS)
     log_w_T = log_w_N[tokens.sequence_T]
     (k_positive, lambda_positive), (k_negative, lambda_negative) = VESPO_POSITIVE, VESPO_NEGATIVE
     k_T = np.where(_positive(tokens), k_positive, k_negative)

@@ -56,8 +56,8 @@ def _card(
 ) -> str:
     metadata: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
     # A local folder means nothing on another machine.
-    if run.policy.source == "pretrained" and not Path(run.policy.path).exists():
-        metadata["base_model"] = run.policy.path
+    if run.policy.folder and not Path(run.policy.folder).exists():
+        metadata["base_model"] = run.policy.folder
     metadata["tags"] = ["reinforcement-learning", run.estimator, run.vocabulary.rule]
     blocks = run.model_dump(mode="json", exclude_none=True, include=set(Run.model_fields) - {"study", "arm"})
     return render(

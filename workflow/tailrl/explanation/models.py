@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from tailrl.artifacts.files import parse_object, read_text
-from tailrl.config.sampler import SamplerSettings
+from tailrl.config.sampler import VllmSettings
 from tailrl.explanation.inputs import Context
 from tailrl.model.policy import load_policy
 from tailrl.model.quantize import rounded_weight
@@ -89,7 +89,7 @@ def quantized(model: PreTrainedModel, value: str, context: Context) -> PreTraine
     """
     kind, *rest = value.split("_")
     group = next((int(part) for part in rest if part.isdigit()), None)
-    settings = SamplerSettings(quantization=kind, group_size=group)
+    settings = VllmSettings(quantization=kind, group_size=group)
     names = projections(model)
     for name, weight in model.named_parameters():
         if name in names:
@@ -113,7 +113,7 @@ def _stored(weight_OI: Tensor, kind: str, group: int | None) -> Tensor:
 
 def cache(model: PreTrainedModel, value: str, context: Context) -> PreTrainedModel:  # noqa: ARG001
     """Keys and values in float8."""
-    round_activations(model, SamplerSettings(kv_cache_dtype=value))
+    round_activations(model, VllmSettings(kv_cache_dtype=value))
     return model
 
 

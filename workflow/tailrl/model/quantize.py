@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from tailrl.config.sampler import SamplerSettings
+from tailrl.config.sampler import FewBits
 
 LARGEST_PACKED = {"int8": 127.0, "int4": 7.0, "fp8": 448.0}
 """What the largest number of a scale's share becomes."""
@@ -66,7 +66,7 @@ def unpack_int4(word_OW: Tensor) -> Tensor:
     return (((word_OW.long()[..., None] >> place_N) & 15) - OFFSET).flatten(-2).to(torch.int8)
 
 
-def packed(name: str, weight_OI: Tensor, settings: SamplerSettings) -> Iterator[tuple[str, Tensor]]:
+def packed(name: str, weight_OI: Tensor, settings: FewBits) -> Iterator[tuple[str, Tensor]]:
     """A projection's weight as the tensors of a compressed-tensors checkpoint, by their names."""
     stem = name.removesuffix("weight")
     if settings.quantization == "int4":
@@ -80,7 +80,7 @@ def packed(name: str, weight_OI: Tensor, settings: SamplerSettings) -> Iterator[
         yield f"{stem}weight_scale", scale_O1
 
 
-def rounded_weight(weight_OI: Tensor, settings: SamplerSettings) -> Tensor:
+def rounded_weight(weight_OI: Tensor, settings: FewBits) -> Tensor:
     """A projection's weight as an engine with this format has it, in its own dtype."""
     if settings.quantization == "int4":
         small_OI, scale_OG = int4_groups(weight_OI, settings.group_size)

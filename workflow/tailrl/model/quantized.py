@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from tailrl.config.sampler import SamplerSettings
+from tailrl.config.sampler import FewBits, SamplerSettings, VllmSettings
 from tailrl.model.forward import CACHE_ROUNDING, QUERY_ROUNDING, head_size, make_exact
 from tailrl.model.quantize import CACHES, rounded_cache, rounded_rows, rounded_weight, straight_through
 from tailrl.runtime.errors import StudyError
@@ -28,15 +28,19 @@ def projections(model: PreTrainedModel) -> frozenset[str]:
     return frozenset(f"{name}.weight" for name, m in modules if isinstance(m, nn.Linear) and m is not head)
 
 
-def check_sizes(model: PreTrainedModel, settings: SamplerSettings) -> None:
-    """Raises StudyError where the model has a matrix that is no linear layer's, or sizes that the format refuses."""
-    if settings.kv_cache_dtype != "auto" and settings.engine == "vllm" and not torch.cuda.is_available():
+def check_cache(model: PreTrainedModel, settings: VllmSettings) -> None:
+    """Raises StudyError where vLLM has no cache in 8 bits of the model's heads."""
+    if settings.kv_cache_dtype != "auto" and not torch.cuda.is_available():
         size = head_size(model.config)
         if size % KERNEL_MULTIPLE:
             raise StudyError(
                 "sampler.kv_cache_dtype: on a CPU vLLM's fp8 cache takes heads of a multiple of "
                 f"{KERNEL_MULTIPLE}, not of {size}"
             )
+
+
+def check_sizes(model: PreTrainedModel, settings: FewBits) -> None:
+    """Raises StudyError where the model has a matrix that is no linear layer's, or sizes that the format refuses."""
     if settings.quantization is None:
         return
     known = projections(model)
@@ -57,22 +61,23 @@ def check_sizes(model: PreTrainedModel, settings: SamplerSettings) -> None:
 
 
 def rounded_weights(
-    weights: Iterable[tuple[str, Tensor]], names: Collection[str], settings: SamplerSettings
+    weights: Iterable[tuple[str, Tensor]], names: Collection[str], formats: FewBits | None
 ) -> Iterator[tuple[str, Tensor]]:
     """Named weights as the engine has them, in their own dtype; those with other names than `names` unchanged."""
     for name, weight in weights:
-        known = settings.quantization is not None and name in names
-        yield name, rounded_weight(weight, settings) if known else weight
+        if formats and formats.quantization and name in names:
+            weight = rounded_weight(weight, formats)
+        yield name, weight
 
 
 def match_engine(model: PreTrainedModel, settings: SamplerSettings) -> None:
     """Give a trained model the operators of an engine with the trainer's own bits, and the roundings that it has."""
     make_exact(model)
-    if settings.quantizes_trainer:
-        round_activations(model, settings, control_rounds_queries(settings))
+    if settings.quantizes_trainer and settings.formats:
+        round_activations(model, settings.formats, control_rounds_queries(settings.formats))
 
 
-def control_rounds_queries(settings: SamplerSettings) -> bool:
+def control_rounds_queries(settings: FewBits) -> bool:
     """Whether a matched control rounds queries as it does keys and values: as vLLM 0.32 with FlashAttention 3.
 
     vLLM takes it for compute capability 9.0 and an e4m3 cache (seen on an H100). Where vLLM's other kernels differ from
@@ -82,7 +87,7 @@ def control_rounds_queries(settings: SamplerSettings) -> bool:
     return hopper and settings.kv_cache_dtype == "fp8_e4m3"
 
 
-def round_activations(model: PreTrainedModel, settings: SamplerSettings, queries: bool = False) -> None:
+def round_activations(model: PreTrainedModel, settings: FewBits, queries: bool = False) -> None:
     """From now on the model rounds the inputs of its linear layers, and its keys and values, as the engine does.
 
     `queries`: in attention queries too, in the format of keys and values, as on some GPUs.

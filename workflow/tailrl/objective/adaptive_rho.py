@@ -34,14 +34,14 @@ class Thresholds:
     def __init__(self, vocabulary: Vocabulary, vocabulary_size: int) -> None:
         self.vocabulary = vocabulary
         self.threshold = vocabulary.threshold(vocabulary_size)
-        self.easy = log_rho(vocabulary.rho_easy, vocabulary_size) if vocabulary.rho_easy else 0.0
+        self.easy = log_rho(vocabulary.easy, vocabulary_size) if vocabulary.easy else 0.0
         self.solved: dict[int, float] = {}
         self.gain = LARGEST_GAIN
         self.error = 0.0
 
     def of(self, problem: int) -> float:
         """The threshold (ln ρ, k or p) for responses to a problem."""
-        if self.vocabulary.adapt != "difficulty":
+        if self.vocabulary.easy is None:
             return self.threshold
         average = sum(self.solved.values()) / len(self.solved) if self.solved else 0.0
         return self.threshold + self.solved.get(problem, average) * (self.easy - self.threshold)
@@ -49,8 +49,8 @@ class Thresholds:
     def observe(self, problems: Sequence[int], mean_rewards: Sequence[float], lost_mass: float) -> None:
         """Adapt to a step: its problems, the mean reward (0 to 1) of each, and E[Σ_t (1 − Z_t)] per response."""
         self.solved.update(zip(problems, mean_rewards, strict=True))
-        if self.vocabulary.budget is not None:
-            error = math.log(self.vocabulary.budget / lost_mass) if lost_mass > 0 else NOTHING_LOST
+        if self.vocabulary.target is not None:
+            error = math.log(self.vocabulary.target / lost_mass) if lost_mass > 0 else NOTHING_LOST
             error = min(LARGEST_ERROR, max(-LARGEST_ERROR, error))
             if abs(error) > TOLERANCE:
                 factor = HALVE if error * self.error < 0 else GROW

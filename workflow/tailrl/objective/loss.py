@@ -150,9 +150,18 @@ def surrogate(
         weight_T = times(weight_T, delta_T.exp())
     if clip.loss in OF_RESPONSES:
         weight_T = weight_T.masked_fill(sequence_any(outside_T, sequence_T, sequences)[sequence_T], 0.0)
-    reference_T = logp_infer_T if clip.ratio == "bypass" else logp_old_T
-    tokens = (logp_T, reference_T, advantage_T, weight_T, sequence_T, sequences)
-    limits = (clip.low, clip.high)
-    loss, clipped_T = ratio_loss(clip.loss, *tokens, limits, step_sequences, clip.log_ratio_limit, clip.dual)
+    loss, clipped_T = ratio_loss(
+        clip.loss,
+        logp_T=logp_T,
+        logp_old_T=logp_infer_T if clip.ratio == "bypass" else logp_old_T,
+        advantage_T=advantage_T,
+        weight_T=weight_T,
+        sequence_T=sequence_T,
+        sequences=sequences,
+        clip=clip.bounds,
+        step_sequences=step_sequences,
+        log_ratio_limit=clip.limit,
+        dual=clip.dual_bound,
+    )
     check_loss(loss)
     return Surrogate(loss, weights, clipped_T & ~outside_T)

@@ -12,6 +12,7 @@ from torch import Tensor
 from tailrl.config.rejection import LOG_STATISTICS, Rejection
 from tailrl.objective.sequences import limited, sequence_any, sequence_max, sequence_mean, sequence_sum
 from tailrl.runtime.errors import StudyError
+from tailrl.runtime.import_path import called, is_import_path
 
 
 def k1(ratio_T: Tensor, _: Tensor) -> Tensor:
@@ -46,6 +47,25 @@ def kl(ratio_T: Tensor, logq_T: Tensor) -> Tensor:
 
 STATISTICS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3, "tv": tv, "kl": kl}
 
+
+def statistic(name: str) -> Callable[[Tensor, Tensor], Tensor]:
+    """A token's statistic by its name, or by the import path of a function of (log ratio, log q), [T] each, to [T].
+
+    Raises:
+        StudyError: a function by import path gives something else than a number for each token.
+    """
+    if not is_import_path(name):
+        return STATISTICS[name]
+
+    def of_ones_own(ratio_T: Tensor, logq_T: Tensor) -> Tensor:
+        value_T = called(name, ratio_T, logq_T)
+        if not isinstance(value_T, Tensor) or value_T.shape != ratio_T.shape or value_T.isnan().any():
+            raise StudyError(f"{name}: must give a number for each of the {len(ratio_T)} tokens, as a tensor")
+        return value_T.to(ratio_T.dtype)
+
+    return of_ones_own
+
+
 REDUCTIONS = {"sum": sequence_sum, "mean": sequence_mean, "max": sequence_max}
 
 
@@ -79,13 +99,13 @@ def rejections(
 ) -> tuple[Tensor, Tensor]:
     """The tokens, bool [T], and the sequences, bool [N], that a rule drops; k1, k2 and k3 are of limited log-ratios."""
     nothing_N = torch.zeros(count, dtype=torch.bool, device=delta_T.device)
-    if logp_infer_T is None and rule.of in ("tv", "kl"):
+    if logp_infer_T is None and rule.of not in LOG_STATISTICS:
         raise StudyError(f"correction.reject: of: {rule.of} needs the sampler's log-probs")
     ratio_T = {"r_corr": delta_T, "r_ppo": moved_T, "r_rollout": delta_T + moved_T}[rule.ratio]
     if rule.of in LOG_STATISTICS:
         ratio_T = limited(ratio_T, log_ratio_limit)
     logq_T = torch.zeros_like(delta_T) if logp_infer_T is None else logp_infer_T
-    value_T = STATISTICS[rule.of](ratio_T, logq_T + delta_T if rule.ratio == "r_ppo" else logq_T)
+    value_T = statistic(rule.of)(ratio_T, logq_T + delta_T if rule.ratio == "r_ppo" else logq_T)
     if rule.by == "token":
         return falls(rule, value_T, advantage_T), nothing_N
     # All tokens of a sequence have its advantage.

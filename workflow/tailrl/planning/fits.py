@@ -40,7 +40,7 @@ def check_training(run: Run, folder: Path, ranks: int) -> None:
         return peak({name: parts[name] for name in ALWAYS_THERE} | engine, run.sampler, machine)
 
     what = "weights, gradients, optimizer state and the engine"
-    _refuse(shape, folder, ranks, held, what, run.sampler.tensor_parallel)
+    _refuse(shape, folder, ranks, held, what, run.sampler.sharing)
 
 
 def check_sampling(sampler: SamplerSettings, folder: Path) -> None:
@@ -50,7 +50,7 @@ def check_sampling(sampler: SamplerSettings, folder: Path) -> None:
         return
     _check_torch(shape, folder, 1)
     needed = _engine(shape, sampler)
-    what = f"the engine's weights in {sampler.quantization or sampler.dtype}"
+    what = f"the engine's weights in {(sampler.formats and sampler.formats.quantization) or sampler.dtype}"
     _refuse(shape, folder, 1, lambda machine, _: needed + machine.reserve, what)
 
 
@@ -69,7 +69,7 @@ def _refuse(
 
 
 def _engine(shape: Shape, sampler: SamplerSettings) -> float:
-    return engine_weights(shape, sampler) / sampler.tensor_parallel
+    return engine_weights(shape, sampler) / sampler.sharing
 
 
 def _shape(folder: Path) -> Shape | None:

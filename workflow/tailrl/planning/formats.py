@@ -21,11 +21,12 @@ Kept = TypeVar("Kept")
 
 def lacking(sampler: SamplerSettings, flags: Collection[str]) -> str:
     """Why vLLM cannot sample so on a CPU with these flags; empty if it can, or if the flags are not known (none)."""
-    if sampler.engine != "vllm":
+    formats = sampler.formats
+    if formats is None or formats.TRAINERS_BITS:
         return ""
-    if sampler.quantization == "fp8":
+    if formats.quantization == "fp8":
         return "fp8 weights need a GPU"
-    for name in (sampler.kv_cache_dtype, sampler.quantization):
+    for name in (formats.kv_cache_dtype, formats.quantization):
         words, sets = INSTRUCTIONS.get(name, ("", (set(),)))
         if flags and not any(needed <= set(flags) for needed in sets):
             return f"on a CPU {words}, which this one has not"

@@ -50,7 +50,7 @@ def plan_arms(
     planned = {}
     for arm in study.arms:
         run = study.run(arm)
-        if shape.experts and run.sampler.quantization is not None:
+        if shape.experts and run.sampler.quantizes:
             raise StudyError(f"arms.{arm}.sampler.quantization: {MIXTURE}")
         work = work_of(run.training, prompt, response, devices)
         placed = place(shape, run, work, machine, devices)
@@ -72,13 +72,13 @@ def what_would_fit(
     each = 16 if study.training.optimizer == "adamw" else 12
     room = machine.memory - machine.reserve
     # In the update all of them, while vLLM sleeps; in the rollout no gradients, beside vLLM's share.
-    share = max(sampler.gpu_memory_utilization * sleeps(sampler, machine) for sampler in samplers) * machine.memory
+    share = max((sampler.reserved or 0.0) * sleeps(sampler, machine) for sampler in samplers) * machine.memory
     most = devices * max(0.0, min(room / each, (room - share) / (each - 4))) / 1e9
     why = (
         f"training takes {each} bytes a parameter, {each * billions:.0f} GB, and room is for {most:.1f} billion less "
         "activations"
     )
-    sharing = max(sampler.tensor_parallel for sampler in samplers)
+    sharing = max(sampler.sharing for sampler in samplers)
     return refusal(shape_of(study.policy), machine, devices, fits, why, sharing)
 
 
@@ -120,6 +120,8 @@ def evaluation_seconds(study: Study, machine: Machine, prompt: int = PROMPT) -> 
     if problems is None:
         return None
     work = Work(problems, evaluation.samples, prompt, evaluation.max_new_tokens, study.training.token_budget)
-    if machine.gpu and evaluation.sampler.engine == "vllm":
-        machine, _ = in_flight(shape, evaluation.sampler, work, machine.model_copy(update={"in_flight": IN_FLIGHT}))
+    share = evaluation.sampler.reserved
+    if machine.gpu and share is not None:
+        most = machine.model_copy(update={"in_flight": IN_FLIGHT})
+        machine, _ = in_flight(shape, evaluation.sampler, share, work, most)
     return sampling_seconds(shape, evaluation.sampler, work, machine)

@@ -41,7 +41,7 @@ def sleeps(sampler: SamplerSettings, machine: Machine) -> bool:
 
     `rollout.vllm.engine.VllmSampler.release` does so in every training.
     """
-    return machine.gpu and sampler.engine == "vllm"
+    return machine.gpu and sampler.reserved is not None
 
 
 def peak(parts: Mapping[str, float], sampler: SamplerSettings, machine: Machine) -> float:
@@ -56,7 +56,7 @@ def peak(parts: Mapping[str, float], sampler: SamplerSettings, machine: Machine)
     update = parts["gradients"] + sum(parts.get(name, 0.0) for name in PASSING)
     rows = 0.0 if machine.gpu else parts.get("sampler's logits", 0.0)
     if not sleeps(sampler, machine):
-        update += weights + (cache if sampler.engine == "vllm" else 0.0)
+        update += weights + (0.0 if sampler.reserved is None else cache)
     return machine.reserve + always + max(update, weights + cache) + rows
 
 
@@ -146,7 +146,7 @@ def logprob_bytes(shape: Shape, run: Run, work: Work, machine: Machine) -> float
     On a GPU rows that have no room among the kept entries are computed again, in float32 beside their gradient. Where
     the objective needs the sampler's distribution, a micro-batch's rows of it are there, and a chunk of both.
     """
-    tokens, pruned, size = work.batch_sampled, run.vocabulary.rule != "full", BYTES[run.computed_in(machine.gpu)]
+    tokens, pruned, size = work.batch_sampled, run.vocabulary.prunes, BYTES[run.computed_in(machine.gpu)]
     if run.needs_distributions:
         # Where the policy computes in half precision the head is there in float32 too, with its gradient.
         head = 0 if size == 4 else 8 * shape.vocabulary * shape.hidden
@@ -173,12 +173,12 @@ def engine_memory(shape: Shape, sampler: SamplerSettings, work: Work, machine: M
     The cache holds the sequences in flight at their average length, unless its size is fixed.
     """
     cached = cached_bytes(sampler)
-    fixed = sampler.engine == "vllm" and not machine.gpu
-    sharing = sampler.tensor_parallel
+    fixed = sampler.reserved is not None and not machine.gpu
+    sharing = sampler.sharing
     sequences = min(machine.in_flight, work.sequences * sharing)
     cache = VLLM_CPU_CACHE if fixed else cached * shape.cached * sequences * (work.prompt + work.response) / sharing
     # vLLM gets the head separately from the embedding (`rollout.vllm.engine` says why).
-    apart = shape.embedding if shape.tied and sampler.engine == "vllm" else 0
+    apart = shape.embedding if shape.tied and sampler.reserved is not None else 0
     weights = engine_weights(shape, sampler) + BYTES[sampler.dtype] * apart
     return {"engine's weights": weights / sharing, "engine's cache": cache}
 
@@ -191,15 +191,17 @@ def engine_weights(shape: Shape, sampler: SamplerSettings) -> float:
 
 def product_bytes(sampler: SamplerSettings) -> float:
     """Bytes of an entry of a linear layer's weight in the engine; scales of whole channels are left out."""
-    if sampler.quantization is None or sampler.quantizes_trainer:
+    formats = sampler.formats
+    if formats is None or formats.quantization is None or formats.quantizes_trainer:
         return BYTES[sampler.dtype]
-    scales = SCALE_BYTES / sampler.group_size if sampler.group_size else 0.0
-    return QUANTIZED_BYTES[sampler.quantization] + scales
+    scales = SCALE_BYTES / formats.group_size if formats.group_size else 0.0
+    return QUANTIZED_BYTES[formats.quantization] + scales
 
 
 def cached_bytes(sampler: SamplerSettings) -> int:
     """Bytes of a cached number; an engine that only imitates fp8 keeps its own dtype."""
-    packs = sampler.kv_cache_dtype.startswith("fp8") and not sampler.quantizes_trainer
+    formats = sampler.formats
+    packs = formats and formats.kv_cache_dtype.startswith("fp8") and not formats.quantizes_trainer
     return 1 if packs else BYTES[sampler.dtype]
 
 
@@ -216,18 +218,21 @@ def place(shape: Shape, run: Run, work: Work, machine: Machine, devices: int) ->
     """Place a trainer's shard and an engine (or its slice) on one of n devices; the study sets vLLM's share."""
     parts = training_memory(shape, run, work, machine, devices) | engine_memory(shape, run.sampler, work, machine)
     lacking, held = 0.0, machine
-    if machine.gpu and run.sampler.engine == "vllm":
+    share = run.sampler.reserved
+    if machine.gpu and share is not None:
         # vLLM always takes its whole share, which must hold the longest sequence.
-        cache = run.sampler.gpu_memory_utilization * machine.memory - parts["engine's weights"]
-        held, one = in_flight(shape, run.sampler, work, machine)
+        cache = share * machine.memory - parts["engine's weights"]
+        held, one = in_flight(shape, run.sampler, share, work, machine)
         lacking, parts["engine's cache"] = one - cache, max(cache, one)
     return Placed(parts, held, max(0.0, lacking, peak(parts, run.sampler, machine) - machine.memory))
 
 
-def in_flight(shape: Shape, sampler: SamplerSettings, work: Work, machine: Machine) -> tuple[Machine, float]:
+def in_flight(
+    shape: Shape, sampler: SamplerSettings, share: float, work: Work, machine: Machine
+) -> tuple[Machine, float]:
     """The machine with as many sequences as vLLM's share of a GPU holds, and the bytes of one at its longest."""
     engine = engine_memory(shape, sampler, work, machine.model_copy(update={"in_flight": 1}))
     one = engine["engine's cache"]
-    room = sampler.gpu_memory_utilization * machine.memory - engine["engine's weights"]
+    room = share * machine.memory - engine["engine's weights"]
     longest = one * (work.prompt + work.most) / (work.prompt + work.response)
     return machine.model_copy(update={"in_flight": max(1, min(machine.in_flight, int(room // one)))}), longest

@@ -80,9 +80,9 @@ def _memory(planned: Planned) -> Iterator[str]:
     yield f"  {'at its fullest':<22}{needed / 1e9:>10.2f}  of {machine.memory / 1e9:g}: {verdict}"
     if placed.lacking:
         yield f"  the largest part is {max(placed.parts, key=lambda part: placed.parts[part])}"
-    if sampler.engine == "vllm" and machine.gpu:
-        share = sampler.gpu_memory_utilization
-        shared = sampler.tensor_parallel
+    share = sampler.reserved
+    if share is not None and machine.gpu:
+        shared = sampler.sharing
         where = f"of each of the {shared} that share one" if shared > 1 else "of it"
         yield f"  vLLM has {share:.0%} {where}, with room for {machine.in_flight} sequences in flight"
         yield "  vLLM sleeps while the trainer works: the fuller half of a step counts"

@@ -96,12 +96,13 @@ def shape_of(policy: Policy) -> Shape:
         if policy.experts is None:
             return shape
         return replace(shape, normed=True, experts=policy.experts, chosen=policy.experts_per_token)
-    if lies(Path.is_file, Path(policy.path) / "config.json"):
-        return _read(Path(policy.path) / "config.json")
-    name = policy.path.removesuffix("-Base").removesuffix("-Instruct")
+    path = policy.folder or ""
+    if lies(Path.is_file, Path(path) / "config.json"):
+        return _read(Path(path) / "config.json")
+    name = path.removesuffix("-Base").removesuffix("-Instruct")
     if name not in KNOWN:
         raise StudyError(
-            f"policy.path: the sizes of {policy.path} are not known: give a folder that holds its config.json, or one "
+            f"policy.path: the sizes of {path} are not known: give a folder that holds its config.json, or one "
             f"of {', '.join(KNOWN)}"
         )
     return KNOWN[name]

@@ -35,7 +35,7 @@ def sampling_seconds(shape: Shape, sampler: SamplerSettings, work: Work, machine
     If devices share an engine, each computes its slice for all of their sequences. A layer has two all-reduces.
     """
     size, rate = BYTES[sampler.dtype], (machine.decode_matmul or machine.matmul) * machine.decode_share
-    sharing = sampler.tensor_parallel
+    sharing = sampler.sharing
     sequences = work.sequences * sharing
     rounds = max(1.0, sequences / machine.in_flight)
     rows = sequences / rounds

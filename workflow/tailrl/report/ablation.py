@@ -9,8 +9,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tailrl.analysis import arm_kinds
 from tailrl.analysis.ablation import Point, points_of
+from tailrl.analysis.arm_pairs import ties
 from tailrl.analysis.format import LOST
 from tailrl.analysis.runs import reward_rows
 from tailrl.analysis.scores import compare_arms, problem_rows
@@ -61,7 +61,7 @@ def write_ablation(study: Study, name: str, results: Path, out: Path) -> None:
     write_csv(folder / f"{name}_rewards.csv.gz", reward_rows(read))
     verdicts = judge_ablation(ablation, read, points_A)
     write_verdicts(folder / f"{name}_claims.csv", verdicts)
-    comparisons = compare_arms(read, arm_kinds.ties(read))
+    comparisons = compare_arms(read, ties(read))
     write_csv(folder / f"{name}_differences.csv", flat_rows(comparisons))
     save_svg(ablation_figure(points_A, untrained, ablation.field, samples, list(study.arms)), folder / f"{name}.svg")
     further = itertools.groupby(verdicts[len(ablation.bases) :], key=lambda verdict: verdict.endpoint)

@@ -227,7 +227,7 @@ def _page(
     engines = [one.engine for one in distances]
     return render(
         "distributions.md.j2",
-        settings=compared[0].record["settings"],
+        settings=compared[0].settings,
         vocabulary=compared[0].record["vocabulary"],
         made_by=made_by([DistributionsRecord.model_validate(one.record) for one in compared]),
         verdicts=verdicts,

@@ -15,7 +15,7 @@ from tailrl.analysis.gradients import CAUSE_TITLES, DOSE_LABELS, ENDS, LINE, QUA
 from tailrl.artifacts.probes import GradientsRecord, read_quality
 from tailrl.artifacts.records import read_record
 from tailrl.artifacts.tables import flat_rows, write_csv
-from tailrl.config.gradients import NO_MISMATCH
+from tailrl.config.gradients import NO_MISMATCH, GradientQuality
 from tailrl.report.axes import LEGEND_ROW, arm_legend, arm_styles, make_panels, save_svg, set_magnitude_scale, style
 from tailrl.report.page import render
 
@@ -47,12 +47,12 @@ def write_gradients(results: Path, out: Path) -> tuple[list[Summary], dict[str, 
     summaries = summarise(qualities)
     write_csv(out / "models.csv", ({name: getattr(row, name) for name in LINE} for row in qualities))
     write_csv(out / "gradient_quality.csv", flat_rows(summaries))
-    settings = read_record(results, GradientsRecord).settings
-    equal = bool(settings["quality"].get("nats"))
+    settings = read_record(results, GradientsRecord).probe
+    equal = bool(settings.quality.nats)
     draw = trade_figure if equal else gradient_figure
     save_svg(draw(summaries), out / "gradient_quality.svg")
-    (out / "gradient_quality.md").write_text(_page(summaries, settings["quality"]), encoding="utf-8")
-    return summaries, settings["arms"], equal
+    (out / "gradient_quality.md").write_text(_page(summaries, settings.quality), encoding="utf-8")
+    return summaries, settings.arms, equal
 
 
 def gradient_figure(summaries: Sequence[Summary]) -> Figure:
@@ -142,10 +142,10 @@ def _draw(ax: Axes, metric: str, summaries: Sequence[Summary], arms: Sequence[st
     return drawn
 
 
-def _page(summaries: Sequence[Summary], settings: dict[str, Any]) -> str:
+def _page(summaries: Sequence[Summary], settings: GradientQuality) -> str:
     doses = []
     for (kind, dose), group in itertools.groupby(summaries, key=lambda s: (s.mismatch, s.dose)):
-        own, title = list(group), _title(kind, dose, equal=bool(settings.get("nats")))
+        own, title = list(group), _title(kind, dose, equal=bool(settings.nats))
         rows = [(s, [_cell(getattr(s, name)) for name in QUALITIES]) for s in own]
         doses.append((f"{title[0].upper()}{title[1:]}", _cell(own[0].divergence), rows))
     return render(

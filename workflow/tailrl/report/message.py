@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tailrl.analysis import arm_kinds
 from tailrl.analysis.format import count, p_value, points, short
 from tailrl.analysis.scores import Comparison, Gain
 from tailrl.analysis.survival import collapses
@@ -15,6 +14,7 @@ from tailrl.artifacts.claims import Verdict
 from tailrl.artifacts.results import Results
 from tailrl.claims.catalogue import CATALOGUE
 from tailrl.claims.finding import CONTRADICTED, REPRODUCED
+from tailrl.config.words import dose
 from tailrl.stats.intervals import LEVEL
 from tailrl.stats.tests import Difference
 from tailrl.tracking.metrics import K3_UNMASKED
@@ -87,9 +87,9 @@ def mean_k3(results: Results, arm: str) -> float:
 
 def _headline(effect: Effect, largest: str, results: Results, gains: Sequence[Gain]) -> str:
     score = {gain.arm: f"{100 * gain.avg.mean:.1f} %" for gain in gains}
-    dose = {arm: arm_kinds.dose(arm_kinds.settings_of(results, arm)) for arm in (effect.first, effect.second)}
-    doses = list(dict.fromkeys(dose.values()))
-    where = doses[0] if len(doses) == 1 else "; ".join(f"`{arm}`: {dose[arm]}" for arm in dose)
+    doses_by_arm = {arm: dose(results.settings(arm)) for arm in (effect.first, effect.second)}
+    doses = list(dict.fromkeys(doses_by_arm.values()))
+    where = doses[0] if len(doses) == 1 else "; ".join(f"`{arm}`: {doses_by_arm[arm]}" for arm in doses_by_arm)
     scores = f"{score[effect.first]} against {score[effect.second]}, {_size(effect)} ({where})"
     if effect.decided:
         side = "above" if effect.found.mean > 0 else "below"

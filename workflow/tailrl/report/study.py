@@ -7,7 +7,8 @@ results/<study>, with `train/<arm>/seed<seed>/` and `eval/<arm>.json` in it.
 from collections.abc import Sequence
 from pathlib import Path
 
-from tailrl.analysis import arm_kinds, runs, scores, tables
+from tailrl.analysis import runs, scores, tables
+from tailrl.analysis.arm_pairs import references
 from tailrl.analysis.describe import arm_rows
 from tailrl.analysis.first_steps import first_k3, k3_ratios
 from tailrl.analysis.survival import survival_curve
@@ -60,7 +61,7 @@ def write_report(study: Study, results: Path, out: Path) -> None:
         StudyError: a result is missing, unreadable or empty.
     """
     read = read_results(study, results, study.arms)
-    pruned = [arm for arm in read.arms if study.arms[arm].vocabulary.rule != "full"]
+    pruned = [arm for arm in read.arms if study.arms[arm].vocabulary.prunes]
     curves = _write_curves(read, pruned, out)
     write_csv(out / "tables" / "arms.csv", arm_rows(read))
     bins = [row for arm in read.arms for row in tables.delta_bins(read.runs[arm])]
@@ -76,7 +77,7 @@ def write_report(study: Study, results: Path, out: Path) -> None:
     write_csv(out / "tables" / "responses.csv", flat_rows(runs.response_means(read)))
     write_csv(out / "tables" / "course.csv", flat_rows(runs.course(read)))
     gains, policies = scores.gains_over_base(read), scores.policy_scores(read)
-    comparisons = scores.compare_arms(read, arm_kinds.references(read))
+    comparisons = scores.compare_arms(read, references(read))
     _write_evaluation(read, gains, policies, comparisons, out)
     drawn_too = _write_snapshots(read, out)
     survival = [row for arm in read.arms for row in survival_curve(arm, read.runs[arm])]

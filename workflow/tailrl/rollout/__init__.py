@@ -5,6 +5,7 @@ The rest of the package knows this protocol only; `make_sampler` imports the eng
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -13,7 +14,8 @@ import torch
 from tailrl.config.sampler import Disturbance, SamplerSettings
 from tailrl.objective.disturbance import UNDISTURBED
 from tailrl.rollout.types import Request, Rollout
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import StudyError, few
+from tailrl.runtime.import_path import called, imported, is_import_path
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -86,20 +88,26 @@ def make_sampler(
             raise RuntimeError("a verified sampler needs the trainer's model")
         proposer = make_sampler(settings.model_copy(update={"verify": False}), policy_folder, max_length, seed, trainer)
         return VerifiedSampler(proposer, trainer, stop_tokens(policy_folder), max_length)
-    if settings.engine == "exact":
-        from tailrl.rollout.exact import ExactSampler
-
-        return ExactSampler(policy_folder, settings, max_length)
-    if settings.engine == "transformers":
-        from tailrl.rollout.transformers import TransformersSampler
-
-        return TransformersSampler(policy_folder, settings.dtype, max_length)
+    if is_import_path(settings.engine):
+        _check_methods(settings.engine)
+        own: Sampler = called(settings.engine, policy_folder, settings, max_length, seed, trainer is not None)
+        return own
+    module, _, name = settings.PATH.partition(":")
     try:
-        from tailrl.rollout.vllm.engine import VllmSampler
+        engine = getattr(import_module(module), name)
     except ModuleNotFoundError as error:
         if error.name != "vllm":
             raise
         raise StudyError(
             "sampler.engine: vllm is not installed in this environment; engine: transformers samples without it"
         ) from None
-    return VllmSampler(policy_folder, settings, max_length, seed, beside_trainer=trainer is not None)
+    made: Sampler = engine(policy_folder, settings, max_length, seed, trainer is not None)
+    return made
+
+
+def _check_methods(path: str) -> None:
+    """Raises StudyError where the class that an import path names lacks a method of `Sampler`."""
+    engine = imported(path)
+    methods = [name for name, method in vars(Sampler).items() if callable(method) and not name.startswith("_")]
+    if lacking := [name for name in methods if not callable(getattr(engine, name, None))]:
+        raise StudyError(f"sampler.engine: {path} lacks {few(lacking)}, as tailrl.rollout.Sampler has")

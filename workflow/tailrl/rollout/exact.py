@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tailrl.config.sampler import SamplerSettings
+from tailrl.config.sampler import ExactSettings
 from tailrl.kernels.exact_logprobs import Scoring, head_logits
 from tailrl.model.forward import check_rope, head_weight, sliding_window
 from tailrl.model.quantized import check_sizes, match_engine, projections, rounded_weights
@@ -33,7 +33,8 @@ from tailrl.runtime.errors import StudyError
 class ExactSampler(LocalSampler):
     """A `Sampler` over a copy of the trainer's model in this process."""
 
-    def __init__(self, policy_folder: Path, settings: SamplerSettings, max_length: int) -> None:
+    def __init__(self, policy_folder: Path, settings: ExactSettings, max_length: int, *_: object) -> None:
+        """See `make_sampler`; the engine needs no seed of its own, nor to know of a trainer beside it."""
         config = AutoConfig.from_pretrained(policy_folder, trust_remote_code=False)
         check_rope(config, max_length)
         window = sliding_window(config)

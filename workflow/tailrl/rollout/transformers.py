@@ -25,6 +25,7 @@ from torch.nn.functional import pad
 from transformers import AutoConfig, AutoModelForCausalLM, Cache, DynamicCache
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
+from tailrl.config.sampler import SamplerSettings
 from tailrl.kernels.packing import micro_batches
 from tailrl.objective.disturbance import disturb
 from tailrl.rollout import Decoding
@@ -97,7 +98,9 @@ class _Rows:
 class TransformersSampler(LocalSampler):
     """A `Sampler` over a transformers model in this process."""
 
-    def __init__(self, policy_folder: Path, dtype: str, max_length: int) -> None:
+    def __init__(self, policy_folder: Path, settings: SamplerSettings, max_length: int, *_: object) -> None:
+        """See `make_sampler`; the engine needs no seed of its own, nor to know of a trainer beside it."""
+        dtype = settings.dtype
         config = AutoConfig.from_pretrained(policy_folder, trust_remote_code=False)
         if any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in DynamicCache(config=config).layers):
             raise StudyError(

@@ -6,7 +6,6 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -94,11 +93,18 @@ OF_STEP = {
 class RunAlarms:
     """The alarms of `tailrl watch` on a run's own metrics; each is told once a run."""
 
-    def __init__(self, settings: Mapping[str, Any], steps: Iterable[Mapping[str, float | None]] = ()) -> None:
-        """`settings`: the run's, as run.json has them. `steps`: those that it has recorded already."""
-        self._clips = settings["clip"] is not None
-        self._lag = float(settings["disturbance"]["staleness"])
-        self._alarms = Alarms(exact=settings["sampler"]["engine"] == "exact")
+    def __init__(
+        self, *, clips: bool, lag: float, exact: bool, steps: Iterable[Mapping[str, float | None]] = ()
+    ) -> None:
+        """Args:
+        clips: whether the run's loss has a ratio that may be clipped.
+        lag: age of the engine's weights, steps.
+        exact: whether the engine computes with the trainer's own bits.
+        steps: those that the run has recorded already.
+        """
+        self._clips = clips
+        self._lag = lag
+        self._alarms = Alarms(exact=exact)
         self._told: set[str] = set()
         for metrics in steps:
             self.see(metrics)

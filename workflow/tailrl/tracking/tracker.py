@@ -16,9 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tailrl.artifacts.metrics import metrics_line
 from tailrl.config.jobs import Run
 from tailrl.runtime.errors import StudyError, reason, say, writing
-from tailrl.tracking.alarm import RunAlarms
 from tailrl.tracking.metrics import GRADIENT_NORM, K3_MASKED, REWARD, STEP, STEP_SECONDS
-from tailrl.tracking.wandb_mirror import FINISH_SECONDS
+from tailrl.tracking.wandb_mirror import FINISH_SECONDS, alarms_of
 
 SHOWN = {REWARD: "reward", K3_MASKED: "k3", GRADIENT_NORM: "grad", STEP_SECONDS: "s/step"}
 
@@ -45,7 +44,7 @@ class Tracker:
                 self.file.write(metrics_line(step))
         settings = run.model_dump(mode="json")
         record = {"study": run.study, "arm": run.arm, "seed": seed, "settings": settings}
-        self.alarms = RunAlarms(settings, earlier)
+        self.alarms = alarms_of(run, earlier)
         self.mirror = Mirror({"record": record, "metrics": str(metrics), "folder": str(wandb_folder)})
         self.name = f"{run.arm} seed {seed}"
         self.steps = run.training.steps

@@ -19,13 +19,14 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
 from tailrl.artifacts.metrics import follow_metrics, read_steps
 from tailrl.artifacts.records import RunRecord, finished_jobs, read_record
+from tailrl.config.jobs import Run
 from tailrl.runtime.errors import StudyError, reason, say
 from tailrl.runtime.seeding import derive_seed
 from tailrl.tracking.alarm import RunAlarms
@@ -56,6 +57,12 @@ def run_id(record: Mapping[str, Any], first: Mapping[str, Any]) -> str:
     return f"{run_name(record)}-{derive_seed(json.dumps(first, sort_keys=True)):08x}"
 
 
+def alarms_of(run: Run, steps: Iterable[Mapping[str, float | None]] = ()) -> RunAlarms:
+    """The alarms of a run with these settings; `steps`: those that it has recorded already."""
+    staleness, exact = float(run.disturbance.staleness), run.sampler.TRAINERS_BITS
+    return RunAlarms(clips=run.clip is not None, lag=staleness, exact=exact, steps=steps)
+
+
 def _start(record: Mapping[str, Any], first: Mapping[str, Any], folder: Path, mode: Mode) -> Any:
     for name in OF_ANOTHER_RUN:
         os.environ.pop(f"WANDB_{name}", None)
@@ -63,7 +70,7 @@ def _start(record: Mapping[str, Any], first: Mapping[str, Any], folder: Path, mo
 
     folder.mkdir(parents=True, exist_ok=True)  # wandb would write elsewhere
     settings = record["settings"]
-    vocabulary, correction = settings["vocabulary"]["rule"], settings["correction"]["sequence"]
+    made = Run.model_validate(settings)
     run = wandb.init(
         project=os.environ.get("WANDB_PROJECT", "tailrl"),
         mode=mode,
@@ -73,7 +80,7 @@ def _start(record: Mapping[str, Any], first: Mapping[str, Any], folder: Path, mo
         name=f"{record['arm']}-seed{record['seed']}",
         group=f"{record['study']}/{record['arm']}",
         job_type="train",
-        tags=[record["arm"], settings["estimator"], f"vocabulary-{vocabulary}", f"correction-{correction}"],
+        tags=[made.arm, made.estimator, f"vocabulary-{made.vocabulary.rule}", f"correction-{made.correction.sequence}"],
         config={**settings, "seed": record["seed"]},
         settings=wandb.Settings(
             silent=True,
@@ -116,7 +123,7 @@ def mirror_run(
             shutil.rmtree(earlier, ignore_errors=True)
     run = _start(record, first, folder, mode)
     known, sent = run.starting_step, 0
-    alarms = RunAlarms(record["settings"])
+    alarms = alarms_of(Run.model_validate(record["settings"]))
     for number, point in enumerate(chain([first], points)):
         raised = alarms.see(point)
         if number >= known:

@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tailrl.artifacts.manifest import MANIFEST, files_in, vouched_checksum, write_manifest
-from tailrl.config.policy import Policy, ScratchPolicy, WarmStart
+from tailrl.config.policy import Policy, PretrainedPolicy, ScratchPolicy, WarmStart
 from tailrl.config.source_files import at_start, job_files
 from tailrl.kernels.packing import pack_batch
 from tailrl.model.forward import head_weight, hidden_states
@@ -37,7 +37,7 @@ def write_base_policy(settings: Policy, warm_start_file: Path, out: Path) -> Non
     manifest lies in the folder.
     """
     sources = at_start(job_files("policy", settings))
-    if not isinstance(settings, ScratchPolicy):
+    if isinstance(settings, PretrainedPolicy):
         with unchanged(Path(settings.path).glob("*")):
             try_tokenizer(settings.path)
             tokenizer = load_tokenizer(settings.path)
@@ -46,6 +46,8 @@ def write_base_policy(settings: Policy, warm_start_file: Path, out: Path) -> Non
         save_policy(model, tokenizer, out)
         write_manifest(out / MANIFEST, files_in(out), sources=sources)
         return
+    if not isinstance(settings, ScratchPolicy):
+        raise RuntimeError(f"no such policy: {settings.source}")
     inputs = {"problems": vouched_checksum(warm_start_file)}
     problems = read_problems(warm_start_file)
     if not all(problem.solution for problem in problems):

@@ -209,7 +209,7 @@ def take_step(
     with watch.phase("weights"), engine.in_time("the hand-over of the weights"):
         sync(state.model)
     with watch.phase("metrics"):
-        metrics = dict.fromkeys([*keys.METRICS, *(keys.ROUTING if run.sampler.routes else ())], math.nan) | {
+        metrics = dict.fromkeys([*keys.METRICS, *(keys.ROUTING if run.sampler.says_routes else ())], math.nan) | {
             keys.STEP: float(step),
             keys.SKIPPED: float(fault is not None),
             keys.LEARNING_RATE: state.optimizer.param_groups[0]["lr"],
@@ -243,7 +243,7 @@ def _sample(
     job: Job, state: RunState, engine: GuardedEngine, chosen: Sequence[int], watch: Stopwatch
 ) -> tuple[list[Sample], NDArray[np.float32]]:
     """The responses of a step, as all ranks sampled them, and their rewards, a row for each of its problems."""
-    run, settings, together = job.run, job.run.training, job.run.sampler.tensor_parallel
+    run, settings, together = job.run, job.run.training, job.run.sampler.sharing
     thresholds = [state.thresholds.of(problem) for problem in chosen]
     requests = step_requests([job.prompts[i] for i in chosen], thresholds, settings.group_size, job.seed, state.step)
     with watch.phase("rollout"):

@@ -285,7 +285,7 @@ def computing_at(
         return nullcontext()
     weights = round_weights(named_weights(model), coarse) if delayed is None else delayed
     quantized = projections(model) if run.sampler.quantizes_trainer else frozenset()
-    return computing_with(model, rounded_weights(weights, quantized, run.sampler))
+    return computing_with(model, rounded_weights(weights, quantized, run.sampler.formats))
 
 
 def _micro_batches(samples: Sequence[Sample], run: Run, indices: Sequence[int]) -> list[list[int]]:

@@ -6,11 +6,11 @@ module's. Studies find a new module by themselves, so that an added task changes
 
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Union
+from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, Field, Tag
+from pydantic import AfterValidator, Field
 
-from tailrl.config.base import IMPORTED, LARGEST_SEED, MOST_PROBLEMS, Settings, told_apart_by
+from tailrl.config.base import LARGEST_SEED, MOST_PROBLEMS, Kinds
 from tailrl.runtime.import_path import FORM
 
 
@@ -37,23 +37,29 @@ Reward = Annotated[
 ]
 
 
-class GeneratedTask(Settings):
-    """Generated problems, each with a worked solution; equal seeds give equal problems."""
+class Task(Kinds):
+    """Problems to train or to be evaluated on."""
+
+    TOLD_BY: ClassVar = "name"
+    USUAL: ClassVar = "arithmetic"
 
     name: str
     reward: Reward = None
+    problems: int | None = Field(None, ge=1, le=MOST_PROBLEMS, description="keep this many problems; null: all")
+
+
+class GeneratedTask(Task):
+    """Generated problems, each with a worked solution; equal seeds give equal problems."""
+
     problems: int = Field(4096, ge=1, le=MOST_PROBLEMS, description="how many different problems are generated")
     slip: float = Field(0.0, ge=0, lt=1, description="probability that a step of a worked solution goes wrong")
     seed: int = Field(0, le=LARGEST_SEED, description="seed of the generator")
 
 
-class DataSetTask(Settings):
+class DataSetTask(Task):
     """A published data set, from the Hugging Face hub or from a file."""
 
-    name: str
-    reward: Reward = None
     path: str | None = Field(None, min_length=1, description="a local .parquet or .jsonl file with the same columns")
-    problems: int | None = Field(None, ge=1, le=MOST_PROBLEMS, description="keep this many problems; null: all")
 
 
 class ImportedTask(GeneratedTask):
@@ -65,21 +71,3 @@ class ImportedTask(GeneratedTask):
 
 for file in sorted(Path(__file__).parent.glob("[a-z]*.py")):
     import_module(f"{__name__}.{file.stem}")
-
-
-def _tag(task: type[Settings]) -> str:
-    return IMPORTED if task is ImportedTask else task.__module__.rpartition(".")[2]
-
-
-def _union(*bases: type[Settings]) -> Any:
-    tasks = [task for base in bases for task in base.__subclasses__()]
-    tagged = tuple(Annotated[task, Tag(_tag(task))] for task in tasks)
-    return Annotated[Union[tagged], told_apart_by("name", "arithmetic")]  # noqa: UP007 - a tuple of types
-
-
-if TYPE_CHECKING:
-    Generated = GeneratedTask
-    Task = GeneratedTask | DataSetTask
-else:
-    Generated = _union(GeneratedTask)
-    Task = _union(GeneratedTask, DataSetTask)

@@ -82,7 +82,7 @@ def write_distributions(settings: Distributions, policy_folder: Path, problems_f
         for index, (request, rollout) in enumerate(zip(chosen, rollouts, strict=True), start=start):
             kept = kept_positions(request, rollout, settings.every)
             where += [(index, index % len(prompts), position, rollout.tokens[position]) for position in kept]
-        if settings.engine.sampler.routes:
+        if settings.engine.sampler.says_routes:
             given = zip(chosen, rollouts, first_tokens(rollouts), strict=True)
             rows = [start + position for q, r, start in given for position in kept_positions(q, r, settings.every)]
             experts.append(compare_routes(model, rollouts, settings).at(rows))

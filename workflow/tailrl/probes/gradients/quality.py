@@ -100,9 +100,9 @@ def measure(settings: Gradients) -> Iterator[Quality]:
     for name, arm in settings.arms.items():
         if arm.reference_kl is not None:
             raise StudyError(f"arms.{name}.reference_kl: the tiny models of gradient_quality have no base policy")
-        if arm.vocabulary.rho is not None and arm.vocabulary.threshold(quality.vocabulary_size) > 0:
+        if arm.vocabulary.rhos and arm.vocabulary.threshold(quality.vocabulary_size) > 0:
             raise StudyError(
-                f"arms.{name}.vocabulary: a rho of {arm.vocabulary.rho} is above 1 for the "
+                f"arms.{name}.vocabulary: a rho of {arm.vocabulary.rhos[0]} is above 1 for the "
                 f"{quality.vocabulary_size} tokens of gradient_quality"
             )
     doses = [(NO_MISMATCH, 0.0)]

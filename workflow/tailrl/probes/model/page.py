@@ -44,7 +44,7 @@ def whole_section(probed: Probed) -> str:
         "probe.md.j2",
         vocabulary=probed.vocabulary,
         self_test=probed.self_test,
-        dtype=probed.engine.record["settings"]["dtype"],
+        dtype=probed.engine.settings.dtype,
         distances=[distance(probed.engine), distance(probed.floor)],
         signatures=signatures,
         mass=sum(row.mass for row in signatures),

@@ -21,10 +21,10 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from vllm import LLM, SamplingParams, TokensPrompt
 
-from tailrl.config.sampler import SamplerSettings
+from tailrl.config.sampler import VllmSettings
 from tailrl.model.policy import checkpoint_weights
 from tailrl.model.quantize import packed
-from tailrl.model.quantized import check_sizes, control_rounds_queries, projections
+from tailrl.model.quantized import check_cache, check_sizes, control_rounds_queries, projections
 from tailrl.objective.disturbance import UNDISTURBED, disturb
 from tailrl.rollout import Decoding
 from tailrl.rollout.sampling import LocalSampler, response_limits, stop_tokens
@@ -56,7 +56,7 @@ class VllmSampler(LocalSampler):
     untested = False  # whether it quantises, and neither its self-test nor a first batch has been
 
     def __init__(
-        self, policy_folder: Path, settings: SamplerSettings, max_length: int, seed: int, beside_trainer: bool = False
+        self, policy_folder: Path, settings: VllmSettings, max_length: int, seed: int, beside_trainer: bool = False
     ) -> None:
         """See `make_sampler`; beside a trainer on a GPU the engine can sleep."""
         sharing, eager = settings.tensor_parallel, settings.enforce_eager
@@ -71,6 +71,7 @@ class VllmSampler(LocalSampler):
         prepare(settings)
         if settings.routes:
             check_routes_here(self.runner_v2)
+        check_cache(model, settings)
         check_sizes(model, settings)
         check_shared(model, sharing)
         # Its modules on the meta device say how the family's weights are named and laid out.

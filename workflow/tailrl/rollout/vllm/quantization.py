@@ -16,7 +16,7 @@ from vllm.model_executor.layers.attention.attention import Attention, set_defaul
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization.compressed_tensors import schemes
 
-from tailrl.config.sampler import SamplerSettings
+from tailrl.config.sampler import FewBits
 from tailrl.runtime.errors import StudyError
 
 SCHEMES: dict[type, str] = {
@@ -30,7 +30,7 @@ FIRST_FLOAT8 = (8, 9)
 """The compute capability of the first GPUs that multiply float8."""
 
 
-def overrides(settings: SamplerSettings) -> dict[str, Any]:
+def overrides(settings: FewBits) -> dict[str, Any]:
     """The part of the policy's configuration that says how its weights are quantised; empty where they are not."""
     kind, group = settings.quantization, settings.group_size
     if kind is None:
@@ -56,7 +56,7 @@ def overrides(settings: SamplerSettings) -> dict[str, Any]:
     }
 
 
-def prepare(settings: SamplerSettings) -> None:
+def prepare(settings: FewBits) -> None:
     """Raises StudyError where this machine would emulate the format or compute in another; call it before the start."""
     gpu = torch.cuda.is_available()
     if settings.quantization == "fp8" and not gpu:
@@ -77,7 +77,7 @@ def prepare(settings: SamplerSettings) -> None:
         _hold_scales()
 
 
-def missing_instructions(settings: SamplerSettings) -> str:
+def missing_instructions(settings: FewBits) -> str:
     """Why this CPU cannot compute in the format; empty if it can, and on a GPU. `planning.formats` says it for a study.
 
     vLLM 0.32 has no int4 kernel in its library for AVX2, and fails with its first batch. oneDNN multiplies int8 without
@@ -115,7 +115,7 @@ def formats(model: nn.Module) -> tuple[set[str], set[str]]:
     return weights, {module.kv_cache_dtype for module in model.modules() if isinstance(module, Attention)}
 
 
-def check_formats(llm: Any, settings: SamplerSettings) -> None:
+def check_formats(llm: Any, settings: FewBits) -> None:
     """Raises StudyError where an engine computes in another format than its settings ask for.
 
     Log-probs may differ too little for `twin.check_twin`: int8 changes them about as much as bfloat16 does.

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tailrl.config.sampler import SamplerSettings
+from tailrl.config.sampler import FewBits
 from tailrl.kernels.packing import pack_batch
 from tailrl.model.forward import PACKED_ATTENTION, head_weight, hidden_states
 from tailrl.model.quantized import projections, round_activations, rounded_weights
@@ -27,7 +27,7 @@ dtype round differently, and quantised activations carry each of their errors ov
 def twin_logprobs(
     folder: Path,
     weights: Mapping[str, Tensor],
-    settings: SamplerSettings,
+    settings: FewBits,
     rollouts: Sequence[Rollout],
     temperature: float,
     queries: bool,
@@ -47,7 +47,7 @@ def twin_logprobs(
 def check_twin(
     folder: Path,
     weights: Mapping[str, Tensor],
-    settings: SamplerSettings,
+    settings: FewBits,
     rollouts: Sequence[Rollout],
     temperature: float,
     queries: bool = False,
