@@ -113,13 +113,20 @@ Memory = SimpleNamespace(
 
 def add_engine() -> None:
     """Let verl's FSDP engine of language models serve the CPU."""
+    from torch.distributed.fsdp import _init_utils
     from verl.models.transformers import monkey_patch
     from verl.workers.engine.base import EngineRegistry
-    from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+    from verl.workers.engine.fsdp import transformer_impl
 
     monkey_patch.is_trl_available = lambda: False  # verl looks for value heads that TRL 1 no longer has
-    if "cpu" not in EngineRegistry._engines["language_model"]["fsdp2"]:
-        EngineRegistry.register(model_type="language_model", backend=["fsdp2"], device="cpu")(FSDPEngineWithLMHead)
+    if "cpu" in EngineRegistry._engines["language_model"]["fsdp2"]:
+        return
+    engine = transformer_impl.FSDPEngineWithLMHead
+    EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")(engine)
+
+    # FSDP 1 sends its weights to the other ranks from accelerators alone, and calls a CPU by its name, not by a number.
+    _init_utils._check_module_states_for_sync_module_states = lambda _: None
+    transformer_impl.get_device_id = lambda: torch.device("cpu")
 
 
 def let_verl_start_groups() -> None:
