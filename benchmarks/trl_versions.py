@@ -3,8 +3,8 @@
     python benchmarks/trl_versions.py --out docs/results/trl_versions.csv [VERSION ...]
 
 Each version is put into a folder of its own below `.older/`, without its dependencies: those of the environment serve.
-A row has how many tests passed, which failed, and the first error of each. A version that `tailrl.trl` refuses to
-import has that sentence.
+A row has how many tests passed and were skipped, and which failed. A version that `tailrl.trl` refuses to import has
+that sentence.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def folder_of(wanted: str) -> Path:
 def row_of(wanted: str) -> dict[str, object]:
     """Runs the tests with a version of TRL."""
     row: dict[str, object] = {"trl": wanted}
-    row |= {name: version(name) for name in ("transformers", "peft", "torch")}
+    row |= {name: version(name) for name in ("transformers", "accelerate", "deepspeed", "peft", "torch")}
     path = os.pathsep.join([str(folder_of(wanted)), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
@@ -45,15 +45,15 @@ def row_of(wanted: str) -> dict[str, object]:
 
     imported = ran("-c", "import tailrl.trl, trl; print(trl.__version__)")
     if imported.returncode:
-        return row | {"passed": 0, "failed": "", "refused": imported.stderr.strip().splitlines()[-1]}
+        return row | {"passed": 0, "skipped": 0, "failed": "", "refused": imported.stderr.strip().splitlines()[-1]}
     if imported.stdout.strip() != wanted:
         raise SystemExit(f"TRL {imported.stdout.strip()} was imported, not {wanted}")
     ended = ran("-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=line", "-m", "not vllm", TESTS)
-    passed = re.search(r"(\d+) passed", ended.stdout)
-    if not passed:
+    counts = {word: int(count) for count, word in re.findall(r"(\d+) (passed|skipped)", ended.stdout)}
+    if "passed" not in counts:
         raise SystemExit(f"no test ran with TRL {wanted}:\n{ended.stdout[-2000:]}")
     failed = sorted(set(re.findall(r"^(?:FAILED|ERROR) \S+::(\S+)", ended.stdout, re.MULTILINE)))
-    return row | {"passed": int(passed[1]), "failed": "; ".join(failed), "refused": ""}
+    return row | {"passed": 0, "skipped": 0} | counts | {"failed": "; ".join(failed), "refused": ""}
 
 
 def main() -> None:

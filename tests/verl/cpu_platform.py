@@ -113,13 +113,29 @@ Memory = SimpleNamespace(
 
 def add_engine() -> None:
     """Let verl's FSDP engine of language models serve the CPU."""
+    from torch.distributed.fsdp import _init_utils
     from verl.models.transformers import monkey_patch
+    from verl.utils import fsdp_utils
     from verl.workers.engine.base import EngineRegistry
-    from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+    from verl.workers.engine.fsdp import transformer_impl
 
     monkey_patch.is_trl_available = lambda: False  # verl looks for value heads that TRL 1 no longer has
-    if "cpu" not in EngineRegistry._engines["language_model"]["fsdp2"]:
-        EngineRegistry.register(model_type="language_model", backend=["fsdp2"], device="cpu")(FSDPEngineWithLMHead)
+    if "cpu" in EngineRegistry._engines["language_model"]["fsdp2"]:
+        return
+    engine = transformer_impl.FSDPEngineWithLMHead
+    EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")(engine)
+
+    save = fsdp_utils.fsdp2_sharded_save_to_cpu
+
+    def save_copies(module: torch.nn.Module) -> Any:
+        """verl's asynchronous trainer keeps weights by `.cpu()`, which on a CPU keeps the very ones that change."""
+        state, spec = save(module)
+        return {name: (weight.clone(), of) for name, (weight, of) in state.items()}, spec
+
+    fsdp_utils.fsdp2_sharded_save_to_cpu = save_copies
+    # FSDP 1 sends its weights to the other ranks from accelerators alone, and calls a CPU by its name, not by a number.
+    _init_utils._check_module_states_for_sync_module_states = lambda _: None
+    transformer_impl.get_device_id = lambda: torch.device("cpu")
 
 
 def let_verl_start_groups() -> None:
@@ -171,6 +187,19 @@ def note_requests() -> None:
     AsyncLLM.generate = generate
 
 
+def change_vllms_client() -> None:
+    """Notes requests, and lets verl pause vLLM 0.32, where the keyword that its asynchronous trainers use is gone."""
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    note_requests()
+    plain = AsyncLLM.pause_generation
+
+    async def pause_generation(self: Any, *, wait_for_inflight_requests: bool = False, **named: Any) -> None:
+        await plain(self, mode="wait" if wait_for_inflight_requests else "abort", **named)
+
+    AsyncLLM.pause_generation = pause_generation
+
+
 def prepare_engines() -> None:
     """Changes engines once they are imported; verl imports this module before its own, vLLM's workers after theirs."""
     from tailrl.integrations.verl import plugin
@@ -178,7 +207,7 @@ def prepare_engines() -> None:
     changes = {
         "verl.workers.engine.fsdp": add_engine,
         "vllm.model_executor.layers.utils": let_vllm_get_weights,
-        "vllm.v1.engine.async_llm": note_requests,
+        "vllm.v1.engine.async_llm": change_vllms_client,
     }
     for name, change in changes.items():
         if name in sys.modules:

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import torch
+from pages_fixture import DOCS
 
 from tailrl import diagnose
 from tailrl.losses import token_logprobs
@@ -34,11 +35,31 @@ def rows(own_set: bool) -> list[dict[str, Any]]:
     return [{name: values[n] for name, values in parts.items()} | {"step": 0} for n in range(RESPONSES)]
 
 
-def test_pruning_in_the_sampler_alone_is_named() -> None:
-    found = diagnose(rows(own_set=False))
-    assert max(found.causes, key=lambda cause: cause.sure).name == "truncation"
+def bias(logged: list[dict[str, Any]]) -> tuple[float, float]:
+    """The mean of log π_train − log π_infer of a token and of a response, nats."""
+    sums, tokens = [], 0
+    for row in logged:
+        sides = zip(row["sampler_logprobs"], row["trainer_logprobs"], row["mask"], strict=True)
+        deltas = [trainer - sampler for sampler, trainer, inside in sides if inside]
+        sums.append(sum(deltas))
+        tokens += len(deltas)
+    return sum(sums) / tokens, sum(sums) / len(sums)
+
+
+def test_pruning_in_the_sampler_alone_is_named_and_the_page_has_its_size() -> None:
+    logged = rows(own_set=False)
+    [cause] = [cause for cause in diagnose(logged).causes if cause.sure > 0.5]
+    assert cause.name == "truncation"
+    token, response = bias(logged)
+    assert f"{token:.2f} | {response:.1f} | `truncation`, {cause.sure:.0%} sure |" in page()
 
 
 def test_the_trainers_own_set_leaves_rounding() -> None:
-    found = diagnose(rows(own_set=True))
-    assert "truncation" not in [cause.name for cause in found.causes]
+    logged = rows(own_set=True)
+    assert not [cause for cause in diagnose(logged).causes if cause.sure > 0.5]
+    token, response = bias(logged)
+    assert f"{token:.4f} | {response:.2f} | no cause above 50 % |" in page()
+
+
+def page() -> str:
+    return (DOCS / "how-to/skyrl-ms-swift.md").read_text(encoding="utf-8").replace("−", "-")

@@ -391,6 +391,17 @@ def test_a_metric_that_is_no_number_is_an_alarm(tmp_path: Path, value: str):
     assert alarms == [[]] * 7 + [["not_finite"]] + [[]]
 
 
+def test_a_correlation_without_spread_is_no_alarm(tmp_path: Path):
+    """All probabilities are 1 once a policy is sure of each token, and verl's correlation is then 0/0."""
+    rows = [
+        {"step": step, "training/rollout_actor_probs_pearson_corr": math.nan, "rollout_corr/k3_kl": 0.0}
+        for step in range(3)
+    ]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "metrics.jsonl").write_text(lines, encoding="utf-8")
+    assert watch(tmp_path, once=True, as_json=True, show=[].append) == QUIET
+
+
 def test_the_command_runs_without_torch(tmp_path: Path):
     """torch, transformers and vLLM cannot be imported in this process."""
     blocked = "import sys; sys.modules.update(dict.fromkeys(('torch', 'transformers', 'vllm', 'wandb')))"

@@ -277,10 +277,17 @@ def _rows_of(history: History) -> dict[float, dict[str, float]]:
     return dict(sorted(rows.items()))
 
 
+OF_THE_SPREAD = ("pearson", "abs_prob_std")
+"""Quantities that are NaN where one side's values are all alike, as of a policy that is sure of each token."""
+
+
 def not_finite(flat: Mapping[str, float]) -> str:
     """A metric of the mismatch that is NaN or infinite, by its name and value; "" where there is none."""
-    broken = (f"{name} is {value}" for name, value in flat.items() if not math.isfinite(value) and known_metric(name))
-    return next(broken, "")
+    for name, value in flat.items():
+        metric = None if math.isfinite(value) else known_metric(name)
+        if metric and metric.of not in OF_THE_SPREAD:
+            return f"{name} is {value}"
+    return ""
 
 
 def step_numbers(flat: Mapping[str, float]) -> dict[str, float]:
