@@ -24,14 +24,17 @@ from tailrl.explanation.prompts import match, read_prompts
 from tailrl.explanation.scorer import Scorer
 from tailrl.explanation.search import (
     AS_IT_IS,
+    ENOUGH,
     LEAST_SCALE,
     MOST_HOPEFUL,
     Court,
     Found,
     Laboratory,
     World,
+    followed_format,
     nearest_rounding,
     ordered,
+    refitted,
     search,
 )
 from tailrl.explanation.sequences import Response, Scored, choose, read, require, scored, with_prompts
@@ -49,6 +52,7 @@ SAME = 0.02  # relative difference of a fitted number below which two samples ag
 SMALL = 0.1  # of bfloat16's rounding: below it a side has no fault that matters, and nothing is searched
 EXACT = 0.01  # likewise: below it a side has the model's own bits, but for the order of sums
 WITHIN_ROUNDING = 1.5  # times what bfloat16 makes: two programs round apart
+NEARLY = 0.8  # of the limit of a clean side
 BAD, GOOD = 4.0, 2.0  # times rounding: responses far from the model, and near it
 LEAST_ROUNDING = 5e-4  # nats: what a log's decimals and the order of sums leave
 
@@ -66,6 +70,7 @@ class Side:
         benign: the rounding that is nearest, if any.
         others: the next best single hypotheses: words and residuals, nats.
         share: of the responses that the explanation is about.
+        follows: whether the world has a coarse number format by its direction: the rest is that format's noise.
         is_placed: whether a finding says at which tokens it differs, and it does not elsewhere.
     """
 
@@ -77,6 +82,7 @@ class Side:
     benign: World
     others: tuple[tuple[str, float], ...]
     share: float = 1.0
+    follows: bool = False
     is_placed: bool = False
 
     @property
@@ -87,7 +93,17 @@ class Side:
     @property
     def is_explained(self) -> bool:
         """Whether no more than rounding is left, or a named cause explains most."""
-        return self.is_placed or self.after <= self.limit or (bool(self.world) and self.after <= 0.5 * self.before)
+        return (
+            self.is_placed
+            or self.follows
+            or self.after <= self.limit
+            or (bool(self.world) and self.after <= 0.5 * self.before)
+        )
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether it is this model's by little: more tokens may show a cause."""
+        return not self.world and not self.is_placed and self.before > NEARLY * self.limit
 
     @property
     def limit(self) -> float:
@@ -381,7 +397,8 @@ def _explained(bench: _Bench, findings: Sequence[Finding], tokens: int) -> Expla
         samples.append(later.tokens)
         stable = answer is not None and _agree(answer, later)
         answer = replace(later, stable=stable, samples=tuple(samples))
-        if size >= tokens or (stable and later.code != 2):
+        is_doubtful = later.code == 2 or later.sampler.is_doubtful or later.trainer.is_doubtful
+        if size >= tokens or (stable and not is_doubtful):
             break
         size = min(2 * size, tokens)
     return answer
@@ -556,14 +573,17 @@ def _explain_side(
         whole = whole.part(chosen)
         court = Court(whole, side, _scale(whole, rounding_here := _rounding_of(whole, tested)))
         rounding, before = rounding_here, court.residual(AS_IT_IS)
-    if (
-        not found.world
-        and len(whole.sequence_T) > len(small.sequence_T)
-        and before > WITHIN_ROUNDING * max(rounding(AS_IT_IS), LEAST_ROUNDING)
+    left = court.residual(ordered([*found.world, *found.benign]))
+    if len(whole.sequence_T) > len(small.sequence_T) and left > WITHIN_ROUNDING * max(
+        rounding(found.world), LEAST_ROUNDING
     ):
         # More than rounding, and few tokens do not tell by what: all of them may.
         found = search(Court(whole, side, court.scale_T, screen), tested, rounding)
     world, benign = _confirmed(court, found)
+    coarse = AS_IT_IS
+    if court.residual(ordered([*world, *benign])) > ENOUGH * max(rounding(world), LEAST_ROUNDING):
+        coarse = followed_format(court, world, tested)
+        world = ordered([*world, *coarse])
     named = {choice.hypothesis.name for choice in world}
     # The answer's own hypotheses, with numbers from fewer tokens, are no others.
     others = tuple(
@@ -573,7 +593,7 @@ def _explain_side(
     )[:5]
     after = min(court.residual(world), court.residual(ordered([*world, *benign])))
     largest = _rounding_of(whole, tested, "bfloat16_logits")(world)
-    return Side(side, before, after, largest, world, benign, others, share)
+    return Side(side, before, after, largest, world, benign, others, share, follows=bool(coarse))
 
 
 def _place(side: str, whole: Laboratory, rounding: Callable[[World], float]) -> Finding | None:
@@ -606,11 +626,7 @@ def _first(chosen: Sequence[Scored], tokens: int, fewest: int = FEWEST_RESPONSES
 
 def _confirmed(court: Court, found: Found) -> tuple[World, World]:
     """The explanation, its numbers fitted once more on all tokens; without what these do not confirm."""
-    world = found.world
-    for choice in world:
-        if choice.hypothesis.entry.kind in ("logits", "record"):
-            rest = tuple(one for one in world if one.hypothesis.name != choice.hypothesis.name)
-            world = ordered([*rest, court.fitted(rest, choice, 20)])
+    world = refitted(court, found.world)
     if world:
         judged = court.judge(world, found.benign if court.judge(found.benign) else AS_IT_IS)
         if judged is None or judged.clear < 2:
