@@ -42,19 +42,19 @@ from tailrl.explanation.train_mode import TRAIN_MODE, left_on, probabilities
 from tailrl.runtime.errors import StudyError, say
 
 SIDES = ("sampler", "trainer")
-TOKENS = 1000  # that are computed at most, if nothing else is said
-FIRST_TOKENS = 250  # of the first sample; each later one has twice as many
-SEARCHED_TOKENS = 500  # of a sample, on which all hypotheses are tried
-SCREENED_TOKENS = 90  # on which hopeless ones are dropped
-FEWEST_RESPONSES = 6
-BIASED_TOKENS = 8  # by each of two measures, whose logits may have a bias
-SAME = 0.02  # relative difference of a fitted number below which two samples agree
-SMALL = 0.1  # of bfloat16's rounding: below it a side has no fault that matters, and nothing is searched
-EXACT = 0.01  # likewise: below it a side has the model's own bits, but for the order of sums
-WITHIN_ROUNDING = 1.5  # times what bfloat16 makes: two programs round apart
-NEARLY = 0.8  # of the limit of a clean side
-BAD, GOOD = 4.0, 2.0  # times rounding: responses far from the model, and near it
-LEAST_ROUNDING = 5e-4  # nats: what a log's decimals and the order of sums leave
+TOKENS = 1000  # computed at most, unless the caller says otherwise
+FIRST_TOKENS = 250  # in the first sample; each later sample has twice as many
+SEARCHED_TOKENS = 500  # of a sample, on which the search tries all hypotheses
+SCREENED_TOKENS = 90  # on which the search drops hopeless hypotheses first
+FEWEST_RESPONSES = 6  # in a sample: standard errors are taken over responses
+BIASED_TOKENS = 8  # most probable and most frequent ones, each tried with a bias on its logit
+SAME = 0.02  # relative difference: two samples agree where their fitted numbers differ by no more
+SMALL = 0.1  # share of bfloat16's rounding: a side that differs by less has no fault worth a search
+EXACT = 0.01  # share of bfloat16's rounding: a side that differs by less has the model's own bits
+WITHIN_ROUNDING = 1.5  # times what bfloat16 makes: a clean side may differ by as much, since two programs round differently
+NEARLY = 0.8  # share of the limit of a clean side: above it more tokens are computed
+BAD, GOOD = 4.0, 2.0  # times bfloat16's rounding: a response is far from the model above, near it below
+LEAST_ROUNDING = 5e-4  # nats: a log's decimals and the order of sums make as much
 
 
 @dataclass(frozen=True, slots=True)

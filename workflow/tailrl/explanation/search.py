@@ -19,27 +19,27 @@ World = tuple[Choice, ...]
 
 AS_IT_IS: World = ()
 
-HOPEFUL = 1.0  # standard errors by which a world must be better on the screen's few tokens
-MOST_HOPEFUL = 6  # worlds that need a forward and are tried on more tokens
+HOPEFUL = 1.0  # standard errors: a hypothesis must be better by as much on the screen's few tokens
+MOST_HOPEFUL = 6  # hypotheses that need a forward and pass the screen
 CLEAR = 4.0  # standard errors by which a hypothesis must be better
-CLEAR_IF_LEFT = 3.0  # likewise where more than rounding is left, so that something is missing
-FOLLOWED = 0.4  # of a coarse format's predicted change, which a column must have at least
-LEAST_SIZE = 0.25  # of the column's difference, which the predicted change must have for the rest to be its noise
-WORSE = -4.0  # likewise, below which its number is not fitted: between such numbers none is better
-LEAST_GAIN = 0.08  # share of the mean absolute difference that it must explain
-LEAST_SCALE = 2e-4  # nats: no column is taken to be more exact
-LEAST_DROP = 2e-5  # nats that a hypothesis must explain: a log's five decimals and the fit of numbers leave as much
-LEAST_SHARE = 0.5  # tokens of which a hypothesis must say something
-MOST_FITS = 28  # evaluations for one fitted number
-MOST_FORWARDS = 8  # likewise where each takes a forward
-ENOUGH = 1.6  # times what bfloat16 makes: with no more left, no hypothesis that needs a forward is tried
+CLEAR_IF_LEFT = 3.0  # the same where more than rounding is left: then something is missing for sure
+FOLLOWED = 0.4  # share of a coarse format's predicted change that a column must have
+LEAST_SIZE = 0.25  # predicted change over the column's difference: below it the rest is more than the format's noise
+WORSE = -4.0  # standard errors: a number is not fitted where the best catalogued one is worse by more
+LEAST_GAIN = 0.08  # share of the mean absolute difference that a hypothesis must explain
+LEAST_SCALE = 2e-4  # nats: losses take no column to be more exact
+LEAST_DROP = 2e-5  # nats that a hypothesis must explain: a log's decimals and fitted numbers leave as much
+LEAST_SHARE = 0.5  # of the tokens: a hypothesis must predict as many
+MOST_FITS = 28  # evaluations to fit one number
+MOST_FORWARDS = 8  # the same where each evaluation takes a forward
+ENOUGH = 1.6  # times what bfloat16 makes: where no more is left, hypotheses that need a forward are not tried
 MOST_CHANGES = 5
 JOINT_ROUNDS = 4
-MOST_MOVED = 8.0  # times rounding: one token's part in whether a column follows a prediction
-FITTED_ROUNDS = 8  # of fitting each number of a world in turn
-TOO_NEAR = 0.1  # share of the way between two of the catalogue's numbers
-MOST_REFITTED = 4  # worlds of several changes whose numbers are all fitted before they are judged
-KEPT_ROWS = 3  # reduced rows in memory
+MOST_MOVED = 8.0  # times rounding: the most that one token counts for in whether a column follows a prediction
+FITTED_ROUNDS = 8  # of fitting all numbers of a world
+TOO_NEAR = 0.1  # share of the way between two catalogued numbers: a nearer one does not bound the fit
+MOST_REFITTED = 4  # worlds of several changes that are fitted together before they are judged
+KEPT_ROWS = 3  # forwards whose reduced rows stay in memory
 
 
 def ordered(choices: Iterable[Choice]) -> World:
