@@ -9,7 +9,7 @@ import pytest
 
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.explanation.catalogue import Choice, catalogue
-from tailrl.explanation.search import AS_IT_IS, Court, World, followed_format, ordered, refitted
+from tailrl.explanation.search import AS_IT_IS, Court, World, followed_format, ordered, refitted, search
 
 KNOWN = {hypothesis.name: hypothesis for hypothesis in catalogue()}
 TOKENS, RESPONSES = 2560, 20
@@ -25,6 +25,7 @@ def court_of(column_T: FloatArray, predicted: Callable[[World], FloatArray | Non
         column=lambda _: column_T,
         sequence_T=np.repeat(np.arange(RESPONSES), TOKENS // RESPONSES),
         predicted=predicted,
+        pinned=set(),
     )
     return Court(laboratory, "sampler", np.full(TOKENS, SCALE))
 
@@ -62,6 +63,19 @@ def test_the_best_number_may_lie_beyond_a_catalogues_number_nearby() -> None:
 
     court = court_of(0.9 * FIRST_T, predicted)
     assert court.fitted((), Choice(KNOWN["temperature"], 0.846), 28).value == pytest.approx(0.9, rel=0.002)
+
+
+def weak_second(world: World) -> FloatArray:
+    """A strong setting, and one that moves log-probs by a thirtieth of rounding."""
+    named = {"temperature": 1.0, "top_k": np.inf} | numbers(world)
+    moved_T: FloatArray = np.log(named["temperature"]) * FIRST_T + 1e-3 / named["top_k"] * SECOND_T
+    return moved_T
+
+
+def test_a_setting_that_moves_less_than_rounding_is_named_where_a_column_is_exact() -> None:
+    court = court_of(weak_second(settings(temperature=0.61, top_k=10)), weak_second)
+    found = search(court, [KNOWN["temperature"], KNOWN["top_k"]], lambda _: 0.003)
+    assert numbers(found.world) == {"temperature": pytest.approx(0.61, rel=1e-3), "top_k": 10.0}
 
 
 def format_court(part: float, noise: float) -> Court:
