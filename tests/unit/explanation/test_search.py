@@ -94,11 +94,13 @@ FORMATS = [KNOWN[name] for name in ("int8", "bfloat16", "weights_bfloat16")]
 
 
 def test_a_format_whose_own_noise_hides_it_is_found_by_what_the_column_follows() -> None:
-    assert numbers(followed_format(format_court(0.9, noise=2.0), AS_IT_IS, FORMATS)).keys() == {"int8"}
+    court = format_court(0.9, noise=2.0)
+    assert numbers(followed_format(court, court, AS_IT_IS, FORMATS)).keys() == {"int8"}
 
 
 @pytest.mark.parametrize(
     ("part", "noise"), [(0.0, 2.0), (0.2, 0.3), (0.9, 6.0)], ids=["rounding and noise", "a small part", "much else"]
 )
 def test_a_column_that_does_not_follow_a_format_gets_none(part: float, noise: float) -> None:
-    assert not followed_format(format_court(part, noise), AS_IT_IS, FORMATS)
+    court = format_court(part, noise)
+    assert not followed_format(court, court, AS_IT_IS, FORMATS)

@@ -20,6 +20,7 @@ MODULES = {"inputs": "inputs", "model": "models", "logits": "logits", "record": 
 Value = float | str
 PARTS = {
     "logits": ", logits too",
+    "sum": " (the log-sum-exp of float32 logits)",
     "weights": " (weights alone)",
     "stored": " (weights with the scales of compressed-tensors)",
 }

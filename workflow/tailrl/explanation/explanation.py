@@ -582,7 +582,7 @@ def _explain_side(
     world, benign = _confirmed(court, found)
     coarse = AS_IT_IS
     if court.residual(ordered([*world, *benign])) > ENOUGH * max(rounding(world), LEAST_ROUNDING):
-        coarse = followed_format(court, world, tested)
+        coarse = followed_format(court, screen, world, tested)
         world = ordered([*world, *coarse])
     named = {choice.hypothesis.name for choice in world}
     # The answer's own hypotheses, with numbers from fewer tokens, are no others.

@@ -24,6 +24,7 @@ MOST_HOPEFUL = 6  # hypotheses that need a forward and pass the screen
 CLEAR = 4.0  # standard errors by which a hypothesis must be better
 CLEAR_IF_LEFT = 3.0  # the same where more than rounding is left: then something is missing for sure
 FOLLOWED = 0.4  # share of a coarse format's predicted change that a column must have
+MOST_FOLLOWED = 3  # formats that are held against all tokens
 LEAST_SIZE = 0.25  # predicted change over the column's difference: below it the rest is more than the format's noise
 WORSE = -4.0  # standard errors: a number is not fitted where the best catalogued one is worse by more
 LEAST_GAIN = 0.08  # share of the mean absolute difference that a hypothesis must explain
@@ -359,16 +360,19 @@ def search(court: Court, hypotheses: Sequence[Hypothesis], rounding: Callable[[W
     return Found(world, _best_benign(court, world, benign), tuple(singles))
 
 
-def followed_format(court: Court, world: World, hypotheses: Sequence[Hypothesis]) -> World:
-    """The coarse format whose prediction the column follows, where its own noise hides it from `search`; or none."""
+def followed_format(court: Court, screen: Court, world: World, hypotheses: Sequence[Hypothesis]) -> World:
+    """The coarse format whose prediction the column follows, where its own noise hides it from `search`; or none.
+
+    Only the formats that do best on the few tokens of the screen are computed for all tokens.
+    """
     benign = [h for h in hypotheses if h.entry.benign]
+    formats = [Choice(h, value) for h in hypotheses if h.entry.coarse for value in h.entry.values]
+    hopeful = sorted(formats, key=lambda one: -screen.followed(world, one, benign)[1])[:MOST_FOLLOWED]
     best, most = AS_IT_IS, CLEAR
-    for hypothesis in hypotheses:
-        for value in hypothesis.entry.values if hypothesis.entry.coarse else ():
-            choice = Choice(hypothesis, value)
-            share, clear = court.followed(world, choice, benign)
-            if share >= FOLLOWED and clear >= most:
-                best, most = (choice,), clear
+    for choice in hopeful:
+        share, clear = court.followed(world, choice, benign)
+        if share >= FOLLOWED and clear >= most:
+            best, most = (choice,), clear
     return best
 
 
