@@ -84,8 +84,10 @@ def format_court(part: float, noise: float) -> Court:
     def predicted(world: World) -> FloatArray:
         named = numbers(world)
         if "int8" in named:
-            return SCALE * (0.8 * FIRST_T + SECOND_T)  # its weights are rounded to bfloat16 too
-        return SCALE * SECOND_T if "bfloat16" in named or "weights_bfloat16" in named else np.zeros(TOKENS)
+            moved_T: FloatArray = SCALE * (0.8 * FIRST_T + SECOND_T)  # its weights are rounded to bfloat16 too
+            return moved_T
+        rounded_T: FloatArray = SCALE * SECOND_T if {"bfloat16", "weights_bfloat16"} & named.keys() else 0 * SECOND_T
+        return rounded_T
 
     return court_of(SCALE * (part * 0.8 * FIRST_T + 1.5 * SECOND_T + noise * NOISE_T), predicted)
 
