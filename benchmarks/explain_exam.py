@@ -3,6 +3,7 @@
     python benchmarks/explain_exam.py --work results/explain_exam --out docs/results/explain_exam.csv
 
 Logs and answers are kept in the work folder: a run that was stopped goes on. `--engine` and `--policy` make a part.
+Answers of another commit stay beside those of this one, and the CSV has all of them.
 """
 
 import argparse
@@ -42,6 +43,7 @@ from tailrl.model.forward import PACKED_ATTENTION
 from tailrl.model.policy import load_policy, load_tokenizer, save_policy
 from tailrl.model.tokenizer import train_tokenizer
 from tailrl.runtime.errors import StudyError, reason
+from tailrl.runtime.provenance import provenance
 from tailrl.runtime.seeding import derive_seed
 from tailrl.training.base_policy import warm_start
 
@@ -535,9 +537,10 @@ def main() -> None:
     if arguments.only in (None, "answers"):
         judge(cases, arguments.work, plan)
     rows = [
-        json.loads(file.read_text(encoding="utf-8"))
+        {"commit": folder.name, **json.loads(file.read_text(encoding="utf-8"))}
+        for folder in sorted((arguments.work / "answers").glob("*/"))
         for case in every
-        if (file := _answer(case, arguments.work)).exists()
+        if (file := folder / _answer(case, arguments.work).name).exists()
     ]
     if rows:
         show(counted(rows), None)
@@ -547,14 +550,14 @@ def main() -> None:
 
 def counted(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Of each engine and sort of log: how many there are, how many were named, and with the right number."""
-    groups: dict[tuple[int, str, str], list[dict[str, Any]]] = {}
+    groups: dict[tuple[str, int, str, str], list[dict[str, Any]]] = {}
     for row in rows:
         sort = "clean" if row["kind"] == "clean" else "several settings" if row["several"] else "one fault"
-        groups.setdefault((row["seed"], row["engine"], sort), []).append(row)
+        groups.setdefault((row["commit"], row["seed"], row["engine"], sort), []).append(row)
     return [
-        {"seed": seed, "engine": engine, "log": sort, "logs": len(members)}
+        {"commit": commit, "seed": seed, "engine": engine, "log": sort, "logs": len(members)}
         | {name: sum(row[name] for row in members) for name in ("right", "number")}
-        for (seed, engine, sort), members in sorted(groups.items())
+        for (commit, seed, engine, sort), members in sorted(groups.items())
     ]
 
 
@@ -572,7 +575,10 @@ def _log(case: Case, work: Path) -> Path:
 
 
 def _answer(case: Case, work: Path) -> Path:
-    return work / "answers" / f"{case.name}.json"
+    """The answer of the code as it is: a folder for each commit, marked where files were changed since."""
+    code = provenance()
+    folder = str(code["commit"])[:8] + ("-changed" if code["dirty"] else "")
+    return work / "answers" / folder / f"{case.name}.json"
 
 
 def make_logs(cases: Sequence[Case], work: Path, plan: dict[str, Any]) -> None:

@@ -119,3 +119,20 @@ def test_a_padded_vocabulary_adds_logits_of_zero(sequence: tuple[Tensor, Tensor]
     target_T1 = sequence[1][PROMPT:, None]
     right_T = padded.log_softmax(-1).gather(1, target_T1)[:, 0]
     assert (logits.padded_vocabulary(rows_of(sequence), 500).logprobs() - right_T).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("of_rounded", [True, False], ids=["sum of rounded logits", "sum of exact logits"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_log_softmax_in_16_bits_is_torchs_difference_in_16_bits(
+    sequence: tuple[Tensor, Tensor], dtype: torch.dtype, of_rounded: bool
+) -> None:
+    logits_TV, ids_P = sequence
+    logits_TV = logits_TV.clone()
+    logits_TV[torch.arange(0, RESPONSE, 2), ids_P[PROMPT::2]] += 15  # half of the tokens get a log-prob near 0
+    small_TV = logits_TV.to(dtype)
+    sum_T = (small_TV if of_rounded else logits_TV).float().logsumexp(-1).to(dtype)
+    expected_T = small_TV.gather(1, ids_P[PROMPT:, None])[:, 0] - sum_T
+    value = str(dtype).removeprefix("torch.") + ("" if of_rounded else "_sum")
+    found_T = logits.log_softmax_16(rows_of((logits_TV, ids_P)), value).logprobs()
+    assert expected_T.eq(0).any() and expected_T.lt(-1).any()
+    torch.testing.assert_close(found_T.float(), expected_T.float(), atol=1e-5, rtol=1e-5)

@@ -67,6 +67,15 @@ def test_what_is_unexplained_goes_on_to_the_limit_or_the_end_of_the_log(monkeypa
     assert explained(monkeypatch, dict.fromkeys(all_of_it, nothing), 9000).samples == all_of_it
 
 
+def test_a_side_that_is_clean_by_little_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def near(before: float) -> Explanation:
+        return replace(PENALTY, sampler=Side("sampler", before, before, 0.02, (), (), ()))
+
+    sizes = (250, 500, 1000)
+    assert explained(monkeypatch, dict.fromkeys(sizes, near(0.028)), 1000).samples == sizes
+    assert explained(monkeypatch, dict.fromkeys(sizes, near(0.02)), 1000).samples == sizes[:2]
+
+
 def test_a_limit_below_the_first_sample_is_one_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     found = explained(monkeypatch, {100: PENALTY}, 100)
     assert (found.samples, found.stable) == ((100,), False)

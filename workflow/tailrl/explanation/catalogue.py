@@ -20,6 +20,7 @@ MODULES = {"inputs": "inputs", "model": "models", "logits": "logits", "record": 
 Value = float | str
 PARTS = {
     "logits": ", logits too",
+    "sum": " (the log-sum-exp of float32 logits)",
     "weights": " (weights alone)",
     "stored": " (weights with the scales of compressed-tensors)",
 }
@@ -38,6 +39,7 @@ class Entry(Record):
         words: how it is said, with {value}.
         look: where to look.
         benign: whether it is no fault: what rounding in 16 bits gives.
+        coarse: whether it is a number format so coarse that its own noise, which none repeats, hides its prediction.
         needs: what must be given to try it, if anything: an option.
         reads: "text" or "template": of the tokenizer, which a model's folder may lack; "experts": of the model.
         each: whether there is one for each of some tokens: the function gets the token's id, and gives the transform.
@@ -53,6 +55,7 @@ class Entry(Record):
     words: str
     look: str
     benign: bool = False
+    coarse: bool = False
     needs: str | None = None
     reads: Literal["text", "template", "experts"] | None = None
     each: Literal["token"] | None = None

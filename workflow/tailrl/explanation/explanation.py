@@ -24,14 +24,17 @@ from tailrl.explanation.prompts import match, read_prompts
 from tailrl.explanation.scorer import Scorer
 from tailrl.explanation.search import (
     AS_IT_IS,
+    ENOUGH,
     LEAST_SCALE,
     MOST_HOPEFUL,
     Court,
     Found,
     Laboratory,
     World,
+    followed_format,
     nearest_rounding,
     ordered,
+    refitted,
     search,
 )
 from tailrl.explanation.sequences import Response, Scored, choose, read, require, scored, with_prompts
@@ -39,18 +42,19 @@ from tailrl.explanation.train_mode import TRAIN_MODE, left_on, probabilities
 from tailrl.runtime.errors import StudyError, say
 
 SIDES = ("sampler", "trainer")
-TOKENS = 1000  # that are computed at most, if nothing else is said
-FIRST_TOKENS = 250  # of the first sample; each later one has twice as many
-SEARCHED_TOKENS = 500  # of a sample, on which all hypotheses are tried
-SCREENED_TOKENS = 90  # on which hopeless ones are dropped
-FEWEST_RESPONSES = 6
-BIASED_TOKENS = 8  # by each of two measures, whose logits may have a bias
-SAME = 0.02  # relative difference of a fitted number below which two samples agree
-SMALL = 0.1  # of bfloat16's rounding: below it a side has no fault that matters, and nothing is searched
-EXACT = 0.01  # likewise: below it a side has the model's own bits, but for the order of sums
-WITHIN_ROUNDING = 1.5  # times what bfloat16 makes: two programs round apart
-BAD, GOOD = 4.0, 2.0  # times rounding: responses far from the model, and near it
-LEAST_ROUNDING = 5e-4  # nats: what a log's decimals and the order of sums leave
+TOKENS = 1000  # computed at most, unless the caller says otherwise
+FIRST_TOKENS = 250  # in the first sample; each later sample has twice as many
+SEARCHED_TOKENS = 500  # of a sample, on which the search tries all hypotheses
+SCREENED_TOKENS = 90  # on which the search drops hopeless hypotheses first
+FEWEST_RESPONSES = 6  # in a sample: standard errors are taken over responses
+BIASED_TOKENS = 8  # most probable and most frequent ones, each tried with a bias on its logit
+SAME = 0.02  # relative difference: two samples agree where their fitted numbers differ by no more
+SMALL = 0.1  # share of bfloat16's rounding: a side that differs by less has no fault worth a search
+EXACT = 0.01  # share of bfloat16's rounding: a side that differs by less has the model's own bits
+WITHIN_ROUNDING = 1.5  # times what bfloat16 makes: the limit of a clean side, since two programs round differently
+NEARLY = 0.8  # share of the limit of a clean side: above it more tokens are computed
+BAD, GOOD = 4.0, 2.0  # times bfloat16's rounding: a response is far from the model above, near it below
+LEAST_ROUNDING = 5e-4  # nats: a log's decimals and the order of sums make as much
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,7 @@ class Side:
         benign: the rounding that is nearest, if any.
         others: the next best single hypotheses: words and residuals, nats.
         share: of the responses that the explanation is about.
+        follows: whether the world has a coarse number format by its direction: the rest is that format's noise.
         is_placed: whether a finding says at which tokens it differs, and it does not elsewhere.
     """
 
@@ -77,6 +82,7 @@ class Side:
     benign: World
     others: tuple[tuple[str, float], ...]
     share: float = 1.0
+    follows: bool = False
     is_placed: bool = False
 
     @property
@@ -87,7 +93,17 @@ class Side:
     @property
     def is_explained(self) -> bool:
         """Whether no more than rounding is left, or a named cause explains most."""
-        return self.is_placed or self.after <= self.limit or (bool(self.world) and self.after <= 0.5 * self.before)
+        return (
+            self.is_placed
+            or self.follows
+            or self.after <= self.limit
+            or (bool(self.world) and self.after <= 0.5 * self.before)
+        )
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether it is this model's by little: more tokens may show a cause."""
+        return not self.world and not self.is_placed and self.before > NEARLY * self.limit
 
     @property
     def limit(self) -> float:
@@ -381,7 +397,8 @@ def _explained(bench: _Bench, findings: Sequence[Finding], tokens: int) -> Expla
         samples.append(later.tokens)
         stable = answer is not None and _agree(answer, later)
         answer = replace(later, stable=stable, samples=tuple(samples))
-        if size >= tokens or (stable and later.code != 2):
+        is_doubtful = later.code == 2 or later.sampler.is_doubtful or later.trainer.is_doubtful
+        if size >= tokens or (stable and not is_doubtful):
             break
         size = min(2 * size, tokens)
     return answer
@@ -556,14 +573,17 @@ def _explain_side(
         whole = whole.part(chosen)
         court = Court(whole, side, _scale(whole, rounding_here := _rounding_of(whole, tested)))
         rounding, before = rounding_here, court.residual(AS_IT_IS)
-    if (
-        not found.world
-        and len(whole.sequence_T) > len(small.sequence_T)
-        and before > WITHIN_ROUNDING * max(rounding(AS_IT_IS), LEAST_ROUNDING)
+    left = court.residual(ordered([*found.world, *found.benign]))
+    if len(whole.sequence_T) > len(small.sequence_T) and left > WITHIN_ROUNDING * max(
+        rounding(found.world), LEAST_ROUNDING
     ):
         # More than rounding, and few tokens do not tell by what: all of them may.
         found = search(Court(whole, side, court.scale_T, screen), tested, rounding)
     world, benign = _confirmed(court, found)
+    coarse = AS_IT_IS
+    if court.residual(ordered([*world, *benign])) > ENOUGH * max(rounding(world), LEAST_ROUNDING):
+        coarse = followed_format(court, screen, world, tested)
+        world = ordered([*world, *coarse])
     named = {choice.hypothesis.name for choice in world}
     # The answer's own hypotheses, with numbers from fewer tokens, are no others.
     others = tuple(
@@ -573,7 +593,7 @@ def _explain_side(
     )[:5]
     after = min(court.residual(world), court.residual(ordered([*world, *benign])))
     largest = _rounding_of(whole, tested, "bfloat16_logits")(world)
-    return Side(side, before, after, largest, world, benign, others, share)
+    return Side(side, before, after, largest, world, benign, others, share, follows=bool(coarse))
 
 
 def _place(side: str, whole: Laboratory, rounding: Callable[[World], float]) -> Finding | None:
@@ -606,11 +626,7 @@ def _first(chosen: Sequence[Scored], tokens: int, fewest: int = FEWEST_RESPONSES
 
 def _confirmed(court: Court, found: Found) -> tuple[World, World]:
     """The explanation, its numbers fitted once more on all tokens; without what these do not confirm."""
-    world = found.world
-    for choice in world:
-        if choice.hypothesis.entry.kind in ("logits", "record"):
-            rest = tuple(one for one in world if one.hypothesis.name != choice.hypothesis.name)
-            world = ordered([*rest, court.fitted(rest, choice, 20)])
+    world = refitted(court, found.world)
     if world:
         judged = court.judge(world, found.benign if court.judge(found.benign) else AS_IT_IS)
         if judged is None or judged.clear < 2:

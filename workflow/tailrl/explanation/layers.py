@@ -15,10 +15,10 @@ from tailrl.model.policy import load_policy, local_folder
 from tailrl.runtime import distributed
 from tailrl.runtime.errors import StudyError
 
-SEQUENCES = 3  # that both sides run: the worst ones
-MOST_TOKENS = 512  # of a sequence, from its beginning
-LEAST_PARTING = 1e-3  # of the states' size: what float32's order of sums never makes
-TIMES_ROUNDING = 5.0  # what the engine's number format makes of the model itself, at the same place
+SEQUENCES = 3  # both sides run the worst ones
+MOST_TOKENS = 512  # of a sequence, counted from its beginning
+LEAST_PARTING = 1e-3  # share of the states' size: the order of float32 sums makes less
+TIMES_ROUNDING = 5.0  # times what the engine's number format makes at the same place
 
 
 Engine = Callable[[Sequence[Sequence[int]], str], list[Outputs]]

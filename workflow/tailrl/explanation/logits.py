@@ -96,3 +96,24 @@ def rounded_logits(rows: Rows, value: str) -> Rows:
     """Logits in another number format."""
     rounded_TE = rows.value_TE.to(getattr(torch, value)).float().clamp(min=NEVER)
     return rows.with_values(torch.where(rows.weight_TE == 0, rounded_TE, rows.value_TE))
+
+
+def log_softmax_16(rows: Rows, value: str) -> Rows:
+    """Logits, their log-sum-exp and the difference of the two, each in a 16-bit format.
+
+    With `_sum` the log-sum-exp is that of the logits before they were rounded.
+
+    Rows have no log-prob of their own: the other tokens' mass becomes what gives the sampled token its rounded one.
+    """
+    name, _, exact_sum = value.partition("_")
+    dtype = getattr(torch, name)
+    rounded = rounded_logits(rows, name)
+    summed = rows if exact_sum else rounded
+    target_T1 = rows.target_T[:, None]
+    logit_T1 = rounded.value_TE.gather(1, target_T1)
+    norm_T1 = (summed.value_TE + summed.weight_TE).logsumexp(-1, keepdim=True).to(dtype)
+    logprob_T1 = (logit_T1.to(dtype) - norm_T1).float().clamp(max=0)
+    at_target_TE = torch.zeros_like(rows.value_TE, dtype=torch.bool).scatter_(1, target_T1, True)
+    others_T1 = (rounded.value_TE + rounded.weight_TE).masked_fill(at_target_TE, -torch.inf).logsumexp(-1, keepdim=True)
+    moved_T1 = (logit_T1 + torch.expm1(-logprob_T1).log() - others_T1).clamp(min=NEVER)
+    return rounded.with_values(torch.where(at_target_TE, logit_T1, (rounded.value_TE + moved_T1).clamp(min=NEVER)))

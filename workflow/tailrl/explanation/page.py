@@ -146,7 +146,10 @@ def _cause(name: str, side: Side, own: World) -> list[str]:
     subject = f"{where}{'' if where else 'The '}{name}'s numbers"
     rest = "what rounding leaves" if side.after <= side.limit else "more than rounding leaves"
     sentence = (
-        f"{subject} are those of this model with {_words(own)}: {side.before:.3g} nats become {side.after:.2g}, "
+        f"{subject} follow those of this model with {_words(own)}: {side.before:.3g} nats become {side.after:.2g}. "
+        "What is left is of the size of that format's own noise, which no recomputation repeats."
+        if side.follows
+        else f"{subject} are those of this model with {_words(own)}: {side.before:.3g} nats become {side.after:.2g}, "
         f"{rest}; {side.explained:.1%} explained."
     )
     looks = dict.fromkeys(choice.hypothesis.entry.look for choice in own)

@@ -19,20 +19,28 @@ World = tuple[Choice, ...]
 
 AS_IT_IS: World = ()
 
-HOPEFUL = 1.0  # standard errors by which a world must be better on the screen's few tokens
-MOST_HOPEFUL = 6  # worlds that need a forward and are tried on more tokens
+HOPEFUL = 1.0  # standard errors: a hypothesis must be better by as much on the screen's few tokens
+MOST_HOPEFUL = 6  # hypotheses that need a forward and pass the screen
 CLEAR = 4.0  # standard errors by which a hypothesis must be better
-WORSE = -4.0  # likewise, below which its number is not fitted: between such numbers none is better
-LEAST_GAIN = 0.08  # share of the mean absolute difference that it must explain
-LEAST_SCALE = 2e-4  # nats: no column is exact to less, as logs have five decimals
-LEAST_SHARE = 0.5  # tokens of which a hypothesis must say something
-MOST_FITS = 28  # evaluations for one fitted number
-MOST_FORWARDS = 8  # likewise where each takes a forward
-ENOUGH = 1.6  # times what bfloat16 makes: with no more left, no hypothesis that needs a forward is tried
+CLEAR_IF_LEFT = 3.0  # the same where more than rounding is left: then something is missing for sure
+FOLLOWED = 0.4  # share of a coarse format's predicted change that a column must have
+MOST_FOLLOWED = 3  # formats that are held against all tokens
+LEAST_SIZE = 0.25  # predicted change over the column's difference: below it the rest is more than the format's noise
+WORSE = -4.0  # standard errors: a number is not fitted where the best catalogued one is worse by more
+LEAST_GAIN = 0.08  # share of the mean absolute difference that a hypothesis must explain
+LEAST_SCALE = 2e-4  # nats: losses take no column to be more exact
+LEAST_DROP = 2e-5  # nats that a hypothesis must explain: a log's decimals and fitted numbers leave as much
+LEAST_SHARE = 0.5  # of the tokens: a hypothesis must predict as many
+MOST_FITS = 28  # evaluations to fit one number
+MOST_FORWARDS = 8  # the same where each evaluation takes a forward
+ENOUGH = 1.6  # times what bfloat16 makes: where no more is left, hypotheses that need a forward are not tried
 MOST_CHANGES = 5
 JOINT_ROUNDS = 4
-MOST_REFITTED = 4  # worlds of several changes whose numbers are all fitted before they are judged
-KEPT_ROWS = 3  # reduced rows in memory
+MOST_MOVED = 8.0  # times rounding: the most that one token counts for in whether a column follows a prediction
+FITTED_ROUNDS = 8  # of fitting all numbers of a world
+TOO_NEAR = 0.1  # share of the way between two catalogued numbers: a nearer one does not bound the fit
+MOST_REFITTED = 4  # worlds of several changes that are fitted together before they are judged
+KEPT_ROWS = 3  # forwards whose reduced rows stay in memory
 
 
 def ordered(choices: Iterable[Choice]) -> World:
@@ -171,6 +179,11 @@ class Court:
         error = max(np.sqrt((sums_S**2).sum()), np.sqrt(len(gain_T)) * 1e-9) / len(gain_T)
         return Judged(world, float(loss_T[both_T].mean()), self.residual(world), float(gain_T.mean() / error))
 
+    def loss(self, world: World) -> float:
+        """The mean loss of a world, by which numbers are fitted; infinite where it does not apply."""
+        judged = self.judge(world)
+        return judged.loss if judged else np.inf
+
     def hopeful(self, worlds: Sequence[World], against: World) -> list[World]:
         """The worlds that do best on the few tokens of the screen; all where there is none."""
         if self.screen is None:
@@ -178,6 +191,38 @@ class Court:
         judged = [found for world in worlds if (found := self.screen.judge(world, against))]
         better = sorted((one for one in judged if one.clear >= HOPEFUL), key=lambda one: one.loss)
         return [one.world for one in better[:MOST_HOPEFUL]]
+
+    def followed(self, world: World, choice: Choice, benign: Sequence[Hypothesis]) -> tuple[float, float]:
+        """How much of the change that a choice predicts is in the column: its share, and that in standard errors.
+
+        What the benign hypotheses predict is taken out of both first. A coarse format's own noise hides most of its
+        prediction token by token; a sum over all tokens shows it.
+        """
+        plain_T, changed_T = self.laboratory.predicted(world), self.laboratory.predicted(ordered([*world, choice]))
+        if plain_T is None or changed_T is None:
+            return 0.0, 0.0
+        rounded = [
+            predicted_T
+            for one in benign
+            for value in one.entry.values
+            if (predicted_T := self.laboratory.predicted(ordered([*world, Choice(one, value)]))) is not None
+        ]
+
+        def moved(numbers_T: FloatArray) -> FloatArray:
+            return np.nan_to_num(np.clip((numbers_T - plain_T) / self.scale_T, -MOST_MOVED, MOST_MOVED))
+
+        basis_TB = np.stack([moved(one_T) for one_T in rounded], 1)
+        column_T, change_T = moved(self.column_T), moved(changed_T)
+        if np.abs(changed_T - plain_T).mean() < LEAST_SIZE * self.residual(world):
+            return 0.0, 0.0
+        column_T = column_T - basis_TB @ np.linalg.lstsq(basis_TB, column_T)[0]
+        change_T = change_T - basis_TB @ np.linalg.lstsq(basis_TB, change_T)[0]
+        square = float((change_T**2).sum())
+        if not square:
+            return 0.0, 0.0
+        share = float((change_T * column_T).sum()) / square
+        sums_S = np.bincount(self.laboratory.sequence_T, change_T * (column_T - share * change_T), self.sequences)
+        return share, share * square / max(float(np.sqrt((sums_S**2).sum())), 1e-9)
 
     def residual(self, world: World) -> float:
         """Mean absolute difference of the column and the world's prediction, nats."""
@@ -194,8 +239,7 @@ class Court:
         low, high = _neighbours(numbers, choice.value)
 
         def loss(value: float) -> float:
-            judged = self.judge(ordered([*world, Choice(choice.hypothesis, value)]))
-            return judged.loss if judged else np.inf
+            return self.loss(ordered([*world, Choice(choice.hypothesis, value)]))
 
         best = (
             _whole(loss, choice.value, low, high, most)
@@ -206,10 +250,16 @@ class Court:
 
 
 def _neighbours(numbers: Sequence[float], value: float) -> tuple[float, float]:
+    """The catalogue's numbers around a value. One that is too near is skipped: the best value may lie beyond it."""
     below = [one for one in numbers if one < value]
     above = [one for one in numbers if one > value]
-    low = below[-1] if below else value / 2 if value > 0 else value * 2
-    high = above[0] if above else value * 2 if value > 0 else value / 2
+    least, most = (value / 2, value * 2) if value > 0 else (value * 2, value / 2)
+    low, high = below[-1] if below else least, above[0] if above else most
+    near = TOO_NEAR * (high - low)
+    if value - low < near:
+        low = below[-2] if len(below) > 1 else least
+    if high - value < near:
+        high = above[1] if len(above) > 1 else most
     return low, high
 
 
@@ -284,29 +334,46 @@ def search(court: Court, hypotheses: Sequence[Hypothesis], rounding: Callable[[W
         against = ordered([*world, *reference])
         tried = list(_tried(court, world, reference, [h for h in others if not h.entry.needs_forward]))
         if not world and (joint := _joint(court, others)):
-            tried += [found for found in [court.judge(_pruned(court, _refitted(court, joint)), against)] if found]
+            tried += [found for found in [court.judge(_pruned(court, refitted(court, joint)), against)] if found]
         if world and court.residual(against) > ENOUGH * rounding(world):
             # Numbers that were fitted alone make up for what is missing: the best are judged with all numbers fitted.
             best_first = sorted(tried, key=lambda one: one.loss)[:MOST_REFITTED]
-            again = [court.judge(_refitted(court, one.world), against) for one in best_first]
+            again = [court.judge(refitted(court, one.world), against) for one in best_first]
             tried = [one for one in again if one is not None]
-        good = [one for one in tried if _is_better(court, one, against)]
+        clear = CLEAR if court.residual(against) <= ENOUGH * rounding(world) or not world else CLEAR_IF_LEFT
+        good = [one for one in tried if _is_better(court, one, against, clear)]
         left = min((one.residual for one in good), default=np.inf)
         if (not world and not left <= ENOUGH * rounding(world)) or (
             not good and court.residual(against) > ENOUGH * rounding(world)
         ):
             tried += _tried(court, world, reference, [h for h in others if h.entry.needs_forward])
-            good = [one for one in tried if _is_better(court, one, against)]
+            good = [one for one in tried if _is_better(court, one, against, clear)]
         if not world:
             singles = sorted((one for one in tried if len(one.world) == 1), key=lambda one: one.loss)
         if not good:
             break
         best = min(good, key=lambda one: one.loss)
-        world = _refitted(court, best.world)
+        world = refitted(court, best.world)
         court.laboratory.pinned.add(of_kind(world, "inputs", "model"))
         reference = _best_benign(court, world, benign)
     world = _pruned(court, world)
     return Found(world, _best_benign(court, world, benign), tuple(singles))
+
+
+def followed_format(court: Court, screen: Court, world: World, hypotheses: Sequence[Hypothesis]) -> World:
+    """The coarse format whose prediction the column follows, where its own noise hides it from `search`; or none.
+
+    Only the formats that do best on the few tokens of the screen are computed for all tokens.
+    """
+    benign = [h for h in hypotheses if h.entry.benign]
+    formats = [Choice(h, value) for h in hypotheses if h.entry.coarse for value in h.entry.values]
+    hopeful = sorted(formats, key=lambda one: -screen.followed(world, one, benign)[1])[:MOST_FOLLOWED]
+    best, most = AS_IT_IS, CLEAR
+    for choice in hopeful:
+        share, clear = court.followed(world, choice, benign)
+        if share >= FOLLOWED and clear >= most:
+            best, most = (choice,), clear
+    return best
 
 
 def nearest_rounding(court: Court, hypotheses: Sequence[Hypothesis]) -> World:
@@ -316,9 +383,9 @@ def nearest_rounding(court: Court, hypotheses: Sequence[Hypothesis]) -> World:
     return _best_benign(finer, AS_IT_IS, [one for one in hypotheses if one.entry.benign])
 
 
-def _is_better(court: Court, judged: Judged, than: World) -> bool:
+def _is_better(court: Court, judged: Judged, than: World, clear: float = CLEAR) -> bool:
     residual, before = judged.residual, court.residual(than)
-    return judged.clear >= CLEAR and before - residual >= max(LEAST_GAIN * before, LEAST_SCALE)
+    return judged.clear >= clear and before - residual >= max(LEAST_GAIN * before, LEAST_DROP)
 
 
 def _best_benign(court: Court, world: World, benign: Sequence[Hypothesis]) -> World:
@@ -375,17 +442,64 @@ def _joint(court: Court, hypotheses: Sequence[Hypothesis]) -> World:
     return world if len(world) > 1 and best < court.residual(AS_IT_IS) else AS_IT_IS
 
 
-def _refitted(court: Court, world: World) -> World:
-    """The world with each number fitted again while the others stay."""
+def refitted(court: Court, world: World) -> World:
+    """The world with all of its numbers fitted together.
+
+    Each number is fitted in turn while the others stay. Numbers that make up for one another, such as a temperature and
+    a penalty, would take many turns: a turn is followed by larger steps in its direction. A whole number moves by one
+    while the others are fitted again.
+    """
     if len(world) < 2:
-        return world
-    for _ in range(3):
+        return _in_turn(court, world)
+    for _ in range(FITTED_ROUNDS):
         before = world
-        for choice in of_kind(world, "logits", "record"):
-            rest = tuple(one for one in world if one != choice)
-            world = ordered([*rest, court.fitted(rest, choice, MOST_FITS)])
+        world = _further(court, before, _in_turn(court, world))
+        for choice in world:
+            if choice.hypothesis.entry.fit == "whole":
+                world = _stepped(court, world, choice)
         if world == before:
             break
+    return world
+
+
+def _in_turn(court: Court, world: World, fixed: Choice | None = None) -> World:
+    """The world with each number fitted while the others stay; `fixed` keeps its number."""
+    for choice in of_kind(world, "logits", "record"):
+        if choice != fixed:
+            rest = tuple(one for one in world if one != choice)
+            world = ordered([*rest, court.fitted(rest, choice, MOST_FITS)])
+    return world
+
+
+def _further(court: Court, before: World, after: World) -> World:
+    """A world on the line from one to another and beyond it: steps that double while they help."""
+    best, step = after, 1.0
+    while after != before and court.loss(moved := _moved(before, after, step)) < court.loss(best):
+        best, step = moved, 2 * step
+    return best
+
+
+def _moved(before: World, after: World, step: float) -> World:
+    """The second world with its numbers moved on by so many times their difference from the first."""
+    moved = []
+    for old, new in zip(before, after, strict=True):
+        entry, value = new.hypothesis.entry, new.value
+        if entry.fit == "real" and isinstance(value, float) and isinstance(old.value, float):
+            beyond = value + step * (value - old.value)
+            new = Choice(new.hypothesis, beyond) if beyond * value > 0 else new
+        moved.append(new)
+    return tuple(moved)
+
+
+def _stepped(court: Court, world: World, choice: Choice) -> World:
+    """The world with a whole number one larger or smaller and the others fitted to it, where that is better."""
+    rest = tuple(one for one in world if one != choice)
+    for step in (-1, 1):
+        value = float(choice.value) + step
+        if value * float(choice.value) > 0:
+            other = Choice(choice.hypothesis, value)
+            moved = _in_turn(court, ordered([*rest, other]), other)
+            world = moved if court.loss(moved) < court.loss(world) else world
     return world
 
 
@@ -394,6 +508,6 @@ def _pruned(court: Court, world: World) -> World:
     for choice in world if len(world) > 1 else ():
         rest = tuple(one for one in world if one != choice)
         judged = court.judge(world, rest)
-        if judged is not None and not _is_better(court, judged, rest):
+        if judged is not None and not _is_better(court, judged, rest, CLEAR_IF_LEFT):
             world = rest
     return world

@@ -12,9 +12,9 @@ from tailrl.explanation.columns import Finding
 from tailrl.explanation.inputs import Context
 from tailrl.explanation.search import AS_IT_IS, Laboratory
 
-DRAWS = 9  # of the dropout, each with a seed of its own
-EXTREME = (0.1, 0.32)  # share of tokens whose logged number is beyond all draws: 0.2 if it is a draw like the others
-CENTRED = (0.4, 0.6)  # mean share of draws below the logged number: 0.5 if it is one of them
+DRAWS = 9  # of the dropout, each with its own seed
+EXTREME = (0.1, 0.32)  # share of tokens beyond all draws: a further draw is beyond 9 others in 0.2 of the cases
+CENTRED = (0.4, 0.6)  # mean share of draws below the logged number: 0.5 is expected of a further draw
 
 
 def probabilities(model: PreTrainedModel) -> Iterator[float]:

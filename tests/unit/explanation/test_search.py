@@ -1,0 +1,108 @@
+"""Numbers that make up for one another are fitted together; a coarse format is found by what a column follows."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tailrl.artifacts.metrics import FloatArray
+from tailrl.explanation.catalogue import Choice, catalogue
+from tailrl.explanation.search import AS_IT_IS, Court, World, followed_format, ordered, refitted, search
+
+KNOWN = {hypothesis.name: hypothesis for hypothesis in catalogue()}
+TOKENS, RESPONSES = 2560, 20
+SCALE = 0.01  # nats
+RANDOM = np.random.default_rng(4)
+NOISE_T = RANDOM.normal(size=TOKENS)
+FIRST_T, SECOND_T = RANDOM.normal(size=(2, TOKENS))
+
+
+def court_of(column_T: FloatArray, predicted: Callable[[World], FloatArray | None]) -> Court:
+    """A court over a laboratory whose predictions are a function of the world."""
+    laboratory: Any = SimpleNamespace(
+        column=lambda _: column_T,
+        sequence_T=np.repeat(np.arange(RESPONSES), TOKENS // RESPONSES),
+        predicted=predicted,
+        pinned=set(),
+    )
+    return Court(laboratory, "sampler", np.full(TOKENS, SCALE))
+
+
+def numbers(world: World) -> dict[str, Any]:
+    return {choice.hypothesis.name: choice.value for choice in world}
+
+
+def settings(**values: float) -> World:
+    return ordered(Choice(KNOWN[name], value) for name, value in values.items())
+
+
+def valley(world: World) -> FloatArray:
+    """Two numbers that nearly make up for one another: their effects differ in a tenth of their size."""
+    named = {"temperature": 1.0, "top_k": 0.0} | numbers(world)
+    shared = 3 * (np.log(named["temperature"]) + 0.1 * named["top_k"])
+    own = 0.3 * named["top_k"]
+    moved_T: FloatArray = shared * FIRST_T + own * SECOND_T
+    return moved_T
+
+
+@pytest.mark.parametrize("truth", [{"temperature": 0.78, "top_k": 5.0}, {"temperature": 0.61, "top_k": 10.0}])
+def test_numbers_that_make_up_for_one_another_are_fitted_together(truth: dict[str, float]) -> None:
+    court = court_of(valley(settings(**truth)), valley)
+    found = numbers(refitted(court, settings(temperature=0.7, top_k=8.0)))
+    assert found == {"temperature": pytest.approx(truth["temperature"], rel=0.01), "top_k": truth["top_k"]}
+
+
+def test_the_best_number_may_lie_beyond_a_catalogues_number_nearby() -> None:
+    """0.846 was the best beside another number; 0.85 is in the catalogue, and the truth is 0.9."""
+
+    def predicted(world: World) -> FloatArray:
+        temperature_T: FloatArray = numbers(world).get("temperature", 1.0) * FIRST_T
+        return temperature_T
+
+    court = court_of(0.9 * FIRST_T, predicted)
+    assert court.fitted((), Choice(KNOWN["temperature"], 0.846), 28).value == pytest.approx(0.9, rel=0.002)
+
+
+def weak_second(world: World) -> FloatArray:
+    """A strong setting, and one that moves log-probs by a thirtieth of rounding."""
+    named = {"temperature": 1.0, "top_k": np.inf} | numbers(world)
+    moved_T: FloatArray = np.log(named["temperature"]) * FIRST_T + 1e-3 / named["top_k"] * SECOND_T
+    return moved_T
+
+
+def test_a_setting_that_moves_less_than_rounding_is_named_where_a_column_is_exact() -> None:
+    court = court_of(weak_second(settings(temperature=0.61, top_k=10)), weak_second)
+    found = search(court, [KNOWN["temperature"], KNOWN["top_k"]], lambda _: 0.003)
+    assert numbers(found.world) == {"temperature": pytest.approx(0.61, rel=1e-3), "top_k": 10.0}
+
+
+def format_court(part: float, noise: float) -> Court:
+    """A column with a part of what int8 predicts, a part of what bfloat16 predicts, and noise; in units of rounding."""
+
+    def predicted(world: World) -> FloatArray:
+        named = numbers(world)
+        if "int8" in named:
+            moved_T: FloatArray = SCALE * (0.8 * FIRST_T + SECOND_T)  # its weights are rounded to bfloat16 too
+            return moved_T
+        rounded_T: FloatArray = SCALE * SECOND_T if {"bfloat16", "weights_bfloat16"} & named.keys() else 0 * SECOND_T
+        return rounded_T
+
+    return court_of(SCALE * (part * 0.8 * FIRST_T + 1.5 * SECOND_T + noise * NOISE_T), predicted)
+
+
+FORMATS = [KNOWN[name] for name in ("int8", "bfloat16", "weights_bfloat16")]
+
+
+def test_a_format_whose_own_noise_hides_it_is_found_by_what_the_column_follows() -> None:
+    court = format_court(0.9, noise=2.0)
+    assert numbers(followed_format(court, court, AS_IT_IS, FORMATS)).keys() == {"int8"}
+
+
+@pytest.mark.parametrize(
+    ("part", "noise"), [(0.0, 2.0), (0.2, 0.3), (0.9, 6.0)], ids=["rounding and noise", "a small part", "much else"]
+)
+def test_a_column_that_does_not_follow_a_format_gets_none(part: float, noise: float) -> None:
+    court = format_court(part, noise)
+    assert not followed_format(court, court, AS_IT_IS, FORMATS)
