@@ -30,7 +30,7 @@ from typing import Any
 from table import show
 
 from tailrl.artifacts.metrics import read_steps
-from tailrl.config.load import merged, parse_study, read_config
+from tailrl.config.load import merged, parse_study, read_config, read_study
 from tailrl.config.study import Study
 from tailrl.tasks.prepare import write_all_problems
 from tailrl.tracking import metrics as keys
@@ -71,8 +71,8 @@ PHASES = (*keys.PHASES, "step")
 
 
 def small_study() -> Study:
-    """The arms of SMALL with all else as in studies/causes.yaml."""
-    base = read_config(ROOT / "studies/causes.yaml")
+    """The arms of SMALL with all else as in the first part of studies/causes.yaml."""
+    base = read_study(ROOT / "studies/causes.yaml").each()["causes/1"].model_dump(exclude_unset=True)
     return parse_study({**base, "name": "gpu_small", "arms": SMALL})
 
 

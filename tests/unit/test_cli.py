@@ -81,7 +81,7 @@ def test_problems(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ("settings", "words"),
     [
         ("{", "Run settings: Invalid JSON"),
-        ("{}", "Run settings: study is missing; "),
+        ("{}", "study is missing; arm is missing; "),
         (RUN.replace('"steps"', '"step"'), "Run settings: training.step is not a known key (did you mean 'steps'?)"),
         ("nowhere.json", "nowhere.json: cannot be read: No such file or directory"),
     ],
@@ -138,15 +138,21 @@ def test_probe(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--engine", "vlm"), "probe: sampler.engine: must be one of vllm, transformers, exact (given: 'vlm')"),
-        (("--temperature", "3"), "probe: temperature: 3 is above 2, the largest that vLLM takes"),
+        (
+            ("--engine", "vlm"),
+            "probe: sampler.engine: must be one of exact, transformers, vllm (given: 'vlm')",
+        ),
+        (("--temperature", "3"), "probe: temperature: 3 is above 2, the largest that vllm takes"),
         (("--temperature", "0"), "probe: temperature: Input should be greater than or equal to 0.01"),
         (("--top-p", "0"), "probe: top_p: Input should be greater than 0"),
         (("--engine", "exact", "--dtype", "float16"), "probe: sampler: engine: exact computes as the trainer does"),
         (("--engine", "exact", "--trainer-dtype", "bfloat16"), "in float32 alone: leave out trainer_dtype"),
         (("--trainer-dtype", "float16"), "probe: trainer_dtype: must be one of auto, float32, bfloat16"),
         (("--engine", "exact", "--kv-cache-dtype", "fp8_e4m3"), "quantises the trainer likewise: there is nothing to"),
-        (("--engine", "transformers", "--kv-cache-dtype", "fp8_e4m3"), "leave out kv_cache_dtype"),
+        (
+            ("--engine", "transformers", "--kv-cache-dtype", "fp8_e4m3"),
+            "engine: transformers does not use kv_cache_dtype",
+        ),
         (("--quantization", "int2"), "probe: sampler.quantization: must be one of int8, int4, fp8 (given: 'int2')"),
         (("--group-size", "32"), "group_size is of int4 weights"),
         (("--samples", "0"), "not a whole number from 1 to 1000000"),

@@ -41,9 +41,9 @@ def objective_weights(tokens: SoundTokens, settings: ReplaySettings) -> tuple[np
     if isinstance(settings, Clip):
         sign_T = torch.where(advantage_T > 0, 1.0, -1.0).double()
         log_T = (delta_T + moved_T).requires_grad_()
-        bounds = (settings.low, settings.high)
+        bounds = settings.bounds
         judged = RatioTokens(
-            log_T, log_T, sign_T, sequence_T, tokens.count, bounds, settings.log_ratio_limit, dual=settings.dual
+            log_T, log_T, sign_T, sequence_T, tokens.count, bounds, settings.limit, dual=settings.dual_bound
         )
         term_T, _ = RATIO_LOSSES[settings.loss](judged)
         [gradient_T] = torch.autograd.grad(term_T.sum(), log_T)
