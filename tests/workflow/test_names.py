@@ -187,6 +187,39 @@ def test_the_file_of_the_catalogue_is_the_same_workflow(workflow: Workflow) -> N
     assert planned(workflow, "--snakefile", "workflow/Snakefile")["train"] == planned(workflow)["train"]
 
 
+@pytest.mark.slow  # the test above
+def test_the_workflow_is_a_module_of_another_one(workflow: Workflow) -> None:
+    """As `snakedeploy` writes it, in another folder; a job of it runs."""
+    folder = workflow.folder / "deployed"
+    folder.mkdir()
+    (folder / "Snakefile").write_text(
+        f'configfile: "{workflow.folder / TINY}"\n'
+        f'module tailrl:\n    snakefile: "{workflow.folder / "workflow/Snakefile"}"\n    config: config\n'
+        "use rule * from tailrl\n"
+    )
+    words = ("--snakefile", str(folder / "Snakefile"), "--directory", str(folder))
+    assert planned(workflow, *words)["train"] == 4
+    ended = workflow.run("snakemake", "--cores", "1", "results/tiny/data/train.jsonl", *words)
+    assert ended.returncode == 0, output(ended)
+
+
+@pytest.mark.slow  # `test_staleness.py` has a study with a dashboard
+def test_a_dashboard_is_of_what_trains(workflow: Workflow) -> None:
+    ended = workflow.run("snakemake", "--dry-run", "--configfile", "studies/flips.yaml", WANDB_MODE="online")
+    assert ended.returncode == 0 and not re.search(r"^train +\d", output(ended), re.MULTILINE), output(ended)
+
+
+def test_a_page_of_finished_parts_asks_for_no_job_of_theirs(workflow: Workflow) -> None:
+    """Also where an edit has made them stale."""
+    study = workflow.write_study(
+        {"name": "halves", "parts": {"1": {}, "2": {}}, "pooled": {"title": "t"}}, name="h.yaml"
+    )
+    table = workflow.folder / "results/halves/1/tables/policies.csv"
+    table.parent.mkdir(parents=True)
+    table.write_text("arm,seed,avg_mean\nbase,0,0.5\n", encoding="utf-8")
+    assert planned(workflow, "finished", "--configfile", study) == {"pool": 1, "finished": 1, "total": 2}
+
+
 def test_a_misspelt_target(workflow: Workflow) -> None:
     ended = workflow.run("snakemake", "--dry-run", "train_dpv")
     assert ended.returncode != 0 and "train_dpv" in output(ended) and "Traceback" not in output(ended)
