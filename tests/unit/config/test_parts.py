@@ -55,6 +55,16 @@ def test_a_number_and_a_text_name_one_part() -> None:
     assert (part.seeds, part.training.steps) == ((9,), 7)
 
 
+def test_a_part_replaces_a_preset() -> None:
+    """A preset is expanded once the part is merged: else its keys would count as the study's own."""
+    arm = {"correction": {"preset": "verl/decoupled_token_is"}}
+    other = {"correction": {"preset": "verl/decoupled_geo_rs"}}
+    study = parse_study({"name": "s", "arms": {"a": arm}, "parts": {1: {}, 2: {"arms": {"a": other}}}})
+    first, second = (part.arms["a"].correction for part in study.each().values())
+    assert first == parse_study({"name": "s", "arms": {"a": arm}}).arms["a"].correction
+    assert second == parse_study({"name": "s", "arms": {"a": other}}).arms["a"].correction
+
+
 def test_a_part_leaves_an_ablation_out() -> None:
     parts = {1: {"arms": {"b": None}, "ablations": {"r": None}}, 2: {}}
     first, second = parse_study(LEAST | {"ablations": {"r": ABLATION}, "parts": parts}).each().values()

@@ -139,7 +139,7 @@ def test_settings_of_before_the_kinds_are_read_as_they_are_now() -> None:
     whole["vocabulary"] |= nothing | {"adapt": "none"}
     whole["clip"] |= {"low": 0.2, "high": 0.2, "dual": None}
     assert Run.model_validate_json(json.dumps(whole)) == run
-    for block, key, value in (("vocabulary", "k", 5), ("clip", "low", 0.1), ("sampler", "options", {})):
+    for block, key, value in (("vocabulary", "k", 5), ("clip", "low", 0.1), ("sampler", "options", {"a": 1})):
         changed = {**whole, block: {**whole[block], key: value}}
         with pytest.raises(ValidationError, match=f"does not use {key}"):
             Run.model_validate(changed)
@@ -297,3 +297,27 @@ def test_the_default_study_is_what_its_file_says() -> None:
             assert given == got or list(given) == got, path  # type: ignore[call-overload]
 
     check(data, study, "")
+
+
+def test_another_import_path_is_another_kind() -> None:
+    below = {
+        "sampler": {"engine": "mine:B", "options": {"d": 1}},
+        "clip": {"loss": "b:g", "ratio": "bypass", "high": 0.3},
+    }
+    above = {"sampler": {"engine": "mine:A", "options": {"a": 1}}, "clip": {"loss": "a:f", "ratio": "bypass"}}
+    found = merged({"arms": {"x": below}}, {"arms": {"x": above}})
+    assert found == {"arms": {"x": above}}
+
+
+@pytest.mark.parametrize(
+    ("sampler", "words"),
+    [
+        ({"engine": "m:E", "options": {"a": float("nan")}}, "options: needs plain data"),
+        ({"engine": "m:E", "options": {"a": {1, 2}}}, "options: needs plain data"),
+        ({"engine": "m:E", "options": {"a": "\ud800"}}, "options: needs plain data"),
+        ({"engine": "transformers", "tensor_parallel": True}, "engine: transformers does not use tensor_parallel"),
+    ],
+)
+def test_an_engines_settings_that_cannot_be(sampler: dict[str, Any], words: str) -> None:
+    with pytest.raises(StudyError, match=re.escape(words)):
+        parse_study({"name": "s", "arms": {"a": {"sampler": sampler}}})

@@ -195,7 +195,9 @@ def _read_evaluation(settings: Evaluation, path: Path, arm: str, seeds: Sequence
     """The evaluated policies of these seeds; raises StudyError if evaluated with other settings."""
     found, made = read_evaluation_file(path), read_manifest(manifest_of(path))
     wanted = {"arm": arm, **settings.model_dump(mode="json")}
-    recorded = validated(Evaluation, made.settings or {}, str(manifest_of(path))).model_dump(mode="json")
+    if made.settings is None:
+        raise StudyError(f"{manifest_of(path)}: says no settings, so that {path} may be of other ones")
+    recorded = validated(Evaluation, made.settings, str(manifest_of(path))).model_dump(mode="json")
     for key in differing({"arm": found.arm, **recorded}, wanted):
         raise StudyError(f"{path}: was evaluated with another {one_line(key)} than the study says")
     evaluation = found.arrays()

@@ -1,11 +1,13 @@
 """The base class of every block of a study, and unions of blocks."""
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
@@ -111,6 +113,18 @@ def word_or_import_path(*words: str) -> Any:
     return Annotated[Literal[words], WrapValidator(check), schema]
 
 
+def _plain(options: dict[str, Any]) -> dict[str, Any]:
+    try:
+        json.dumps(options, allow_nan=False, ensure_ascii=False).encode()
+    except (TypeError, ValueError):
+        raise ValueError("needs plain data: numbers, text, true, false, null, lists and blocks of these") from None
+    return options
+
+
+Options = Annotated[dict[str, Any], BeforeValidator(_plain)]
+"""Settings of a user's own code, which travel as JSON."""
+
+
 class Kinds(Settings):
     """A block that has one form for each kind: its subclasses, told apart by the word, or import path, of one field.
 
@@ -162,9 +176,13 @@ class Kinds(Settings):
         fitting = dict(block)
         for name in [name for name in block if name not in form.model_fields]:
             defaults = [
-                other.model_fields[name].default for other in cls.kinds().values() if name in other.model_fields
+                other.model_fields[name].get_default(call_default_factory=True)
+                for other in cls.kinds().values()
+                if name in other.model_fields
             ]
-            if defaults and not (cls.WHOLE_BEFORE and block[name] in (None, *defaults)):
+            # Python takes true for 1.
+            usual = any(type(block[name]) is type(default) and block[name] == default for default in (None, *defaults))
+            if defaults and not (cls.WHOLE_BEFORE and usual):
                 raise ValueError(f"{cls.TOLD_BY}: {block.get(cls.TOLD_BY, cls.USUAL)} does not use {name}")
             if defaults:
                 del fitting[name]

@@ -41,4 +41,5 @@ def _other_kind(model: Any, before: Mapping[str, Any], after: Mapping[str, Any])
     """Whether a block names another kind than the block below it."""
     if not isinstance(model, type) or not issubclass(model, Kinds):
         return False
-    return model.TOLD_BY in after and model.word_of(after) != model.word_of(before)
+    # Two import paths are two kinds.
+    return model.TOLD_BY in after and after[model.TOLD_BY] != before.get(model.TOLD_BY, model.USUAL)

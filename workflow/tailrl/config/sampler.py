@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from tailrl.config.base import MOST_NATS, MOST_STEPS, MOST_UNITS, Kinds, Settings
+from tailrl.config.base import MOST_NATS, MOST_STEPS, MOST_UNITS, Kinds, Options, Settings
 from tailrl.runtime.import_path import FORM
 
 Dtype = Literal["bfloat16", "float16", "float32"]
@@ -220,7 +220,7 @@ class OwnEngineSettings(SamplerSettings):
     """A class of your own, which has the methods of `tailrl.rollout.Sampler`."""
 
     engine: str = Field(pattern=FORM, description="the import path of the class, package.module:Class")
-    options: dict[str, Any] = Field(default_factory=dict, description="more arguments of the class, by their names")
+    options: Options = Field(default_factory=dict, description="more settings, which the class finds in its settings")
 
 
 class Disturbance(Settings):

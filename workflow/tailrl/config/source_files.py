@@ -88,6 +88,10 @@ JOBS = {
 """The modules that each kind of job runs, beside those that its settings name."""
 
 
+SAMPLING = ("train", "evaluate", "compare", "equal_mass_table")
+"""The jobs that start an engine."""
+
+
 def job_files(job: str, settings: Settings | None = None) -> tuple[str, ...]:
     """The source files of a job of a kind of `JOBS`: an edit of one makes its results stale.
 
@@ -99,8 +103,9 @@ def job_files(job: str, settings: Settings | None = None) -> tuple[str, ...]:
     named = [f"tailrl.config.tasks.{task}" for task in tasks]
     named += [f"tailrl.tasks.{task}" for task in tasks if job == "problems" or task == "lm_eval"]
     named += [f"tailrl.objective.remedies.{weight}" for weight in _texts(data, "sequence")]
-    ours = {word: kind.PATH.partition(":")[0] for word, kind in SamplerSettings.kinds().items()}
-    named += [ours[engine] for engine in engines & ours.keys()]
+    if job in SAMPLING:
+        ours = {word: kind.PATH.partition(":")[0] for word, kind in SamplerSettings.kinds().items()}
+        named += [ours[engine] for engine in engines & ours.keys()]
     files = _files((*JOBS[job], *sorted(filter(module_file, named))))
     files += tuple(sorted({os.path.relpath(file) for path in own_code(data) if (file := source_of(path))}))
     return (*files, os.path.relpath(PACKAGE.parent / "eval_tasks/boxed.yaml")) if job == "evaluate" else files
@@ -118,8 +123,10 @@ def _files(modules: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _texts(data: Any, key: str) -> Iterator[str]:
-    """Every text under this key in plain data, at any depth."""
+    """Every text under this key in plain data, at any depth; `options` are for code of the user's own."""
     for name, value in data.items() if isinstance(data, Mapping) else enumerate(data):
+        if name == "options":
+            continue
         if name == key and isinstance(value, str):
             yield value
         elif isinstance(value, Mapping | list | tuple):

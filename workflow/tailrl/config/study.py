@@ -1,12 +1,21 @@
 """A study as a typed model: a task, a policy, training settings and arms. `config.load` reads it."""
 
+import copy
 import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from tailrl.config.ablation import Ablation
 from tailrl.config.arm import Arm, ArmBlocks, Correction
@@ -135,6 +144,18 @@ class Study(Settings):
     )
     pooled: Pool | None = Field(None, description="the page over the parts")
 
+    # What the study was made of: presets in it are not expanded yet, which a part may replace.
+    _given: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _keep_what_was_given(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        study = handler(data)
+        if isinstance(data, Mapping) and study.parts:
+            study._given = copy.deepcopy(dict(data))
+            study._check_parts()
+        return study
+
     @field_validator("arms", "ablations", mode="before")
     @classmethod
     def _without_null(cls, blocks: Any) -> Any:
@@ -148,8 +169,7 @@ class Study(Settings):
     def _named_by_text(cls, parts: Any) -> Any:
         return {str(name): settings for name, settings in parts.items()} if isinstance(parts, dict) else parts
 
-    @model_validator(mode="after")
-    def _with_parts(self) -> Self:
+    def _check_parts(self) -> None:
         for name, settings in self.parts.items():
             if not re.fullmatch(NAME, name):
                 raise ValueError(f"{one_line(repr(name))} cannot name a part: {NAME_RULE}")
@@ -169,7 +189,6 @@ class Study(Settings):
         if len(kept) > 1 or len(routed) > 1:
             key = "training.snapshot_every" if len(kept) > 1 else "distributions.engines: sampler.routes"
             raise ValueError(f"parts: {key} is set in some and not in others: their files would differ")
-        return self
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -256,7 +275,8 @@ class Study(Settings):
         """The study's parts by their names, such as causes/1; of a study without parts the study by its own."""
         if not self.parts:
             return {self.name: self}
-        shared = self.model_dump(exclude_unset=True, exclude=NOT_OF_A_PART)
+        given = self._given or self.model_dump(exclude_unset=True)
+        shared = {key: value for key, value in given.items() if key not in NOT_OF_A_PART}
         studies = {}
         for name, settings in self.parts.items():
             whole = merged((shared, settings), type(self)) | {"name": f"{self.name}/{name}"}

@@ -164,7 +164,7 @@ def _of_ones_own(path: str) -> Callable[..., Judged]:
     """A weight by import path: it gives weights, or weights and which of them are rejected, of the right shape."""
 
     def weigh(delta_T: Tensor, *others: Any) -> Judged:
-        found = called(path, delta_T, *others)
+        found = called(path, delta_T.clone(), *others)
         weight, rejected = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
         count = others[1] if isinstance(others[0], Tensor) else len(delta_T)
         if not isinstance(weight, Tensor) or weight.shape != (count,):

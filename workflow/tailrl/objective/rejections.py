@@ -58,7 +58,7 @@ def statistic(name: str) -> Callable[[Tensor, Tensor], Tensor]:
         return STATISTICS[name]
 
     def of_ones_own(ratio_T: Tensor, logq_T: Tensor) -> Tensor:
-        value_T = called(name, ratio_T, logq_T)
+        value_T = called(name, ratio_T.clone(), logq_T.clone())
         if not isinstance(value_T, Tensor) or value_T.shape != ratio_T.shape or value_T.isnan().any():
             raise StudyError(f"{name}: must give a number for each of the {len(ratio_T)} tokens, as a tensor")
         return value_T.to(ratio_T.dtype)

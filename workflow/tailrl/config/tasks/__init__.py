@@ -6,11 +6,11 @@ module's. Studies find a new module by themselves, so that an added task changes
 
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field
 
-from tailrl.config.base import LARGEST_SEED, MOST_PROBLEMS, Kinds
+from tailrl.config.base import LARGEST_SEED, MOST_PROBLEMS, Kinds, Options
 from tailrl.runtime.import_path import FORM
 
 
@@ -66,7 +66,7 @@ class ImportedTask(GeneratedTask):
     """Problems of a function of your own: `function(problems, seed, **options)` gives them, or rows of their fields."""
 
     name: str = Field(pattern=FORM, description="the import path of the function")
-    options: dict[str, Any] = Field(default_factory=dict, description="more arguments of the function")
+    options: Options = Field(default_factory=dict, description="more arguments of the function")
 
 
 for file in sorted(Path(__file__).parent.glob("[a-z]*.py")):
