@@ -94,10 +94,13 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Workflow:
         ("default", {"naive": naive, "dvp": pruned, "dvp_mis": {**pruned, "correction": {"sequence": "mis"}}}),
         ("collapse", {"naive": naive}),
         ("stress", {"dvp_scaled": pruned}),
+        ("causes", {"naive": naive}),
     ):
         file = "config.yaml" if name == "default" else f"studies/{name}.yaml"
         seeds = [0, 1] if name == "default" else [0]
         study = {**tiny, "name": name, "seeds": seeds, "arms": arms}
+        if name == "causes":
+            study |= {"parts": {"1": {}, "3": {}}, "pooled": {"title": "parts"}}
         (copy.folder / file).write_text(yaml.safe_dump(study), encoding="utf-8")
     for name in ("Makefile", "pyproject.toml"):
         (copy.folder / name).write_bytes((ROOT / name).read_bytes())
@@ -126,7 +129,7 @@ def test_a_tutorial_runs_from_its_first_line_to_its_last(page: str, small: Workf
         assert re.search(r"^dvp less naive: [+-]\d+\.\d \[", shown.stdout, re.MULTILINE)
     if page == TUTORIALS[2]:
         assert (results / "train/top_k_mis/seed0/metrics.jsonl").stat().st_size
-        assert studies(page).keys() == {"studies/cooler.yaml"}
+        assert studies(page).keys() == {"studies/cooler.yaml", "studies/warm_starts.yaml"}
 
 
 @pytest.mark.slow

@@ -280,7 +280,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"training.stpes": 3}, "training.stpes is not a known key (did you mean 'steps'?)"),
     ({"arms.dvp_mis.vocabulary.roh": "e-8"}, "arms.dvp_mis.vocabulary.roh is not a known key"),
     ({"arms.naive": {"training": {"stpes": 3}}}, "arms.naive.training"),
-    ({"arms.naive": {"vocabulary": {"rule": "min_p"}}}, "rule: min_p needs rho"),
+    ({"arms.naive": {"vocabulary": {"rule": "min_p"}}}, "arms.naive.vocabulary.rho is missing"),
     (
         {"arms.dvp_mis.vocabulary.rho": "e+3"},
         "rho: write e-13, 1e-6 or 0.34/V, with a value in (0, 1] (given: 'e+3')",
