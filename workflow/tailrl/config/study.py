@@ -101,6 +101,15 @@ def _key(arm: Arm) -> str:
     return arm.model_dump_json()
 
 
+class _Given(dict[str, Any]):
+    """Plain settings by which two studies do not differ: the same study may be written in two ways."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Given)
+
+    __hash__ = None
+
+
 class Study(Settings):
     """A study: the content of `config.yaml` or of a file in `studies/`."""
 
@@ -145,14 +154,14 @@ class Study(Settings):
     pooled: Pool | None = Field(None, description="the page over the parts")
 
     # What the study was made of: presets in it are not expanded yet, which a part may replace.
-    _given: dict[str, Any] = PrivateAttr(default_factory=dict)
+    _given: "_Given" = PrivateAttr(default_factory=lambda: _Given())
 
     @model_validator(mode="wrap")
     @classmethod
     def _keep_what_was_given(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         study = handler(data)
         if isinstance(data, Mapping) and study.parts:
-            study._given = copy.deepcopy(dict(data))
+            study._given = _Given(copy.deepcopy(dict(data)))
             study._check_parts()
         return study
 
