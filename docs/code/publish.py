@@ -62,12 +62,11 @@ def publish(study: str, results: Path, published: Path) -> list[Path]:
         target.mkdir(exist_ok=True)
         shutil.copy(path, target)
     whole = settings_of(study.partition("/")[0])
-    names = (whole.pooled.parts or whole.parts) if whole.pooled else ()
-    if study not in [f"{whole.name}/{name}" for name in names]:
+    if study not in whole.pooled_parts:
         return [out]
     page = published / whole.name / "pooled"
     page.mkdir(exist_ok=True)
-    write_pooled(whole, [folder for name in names if (folder := published / whole.name / name).is_dir()], page)
+    write_pooled(whole, [folder for name in whole.pooled_parts if (folder := published / name).is_dir()], page)
     return [out, page]
 
 

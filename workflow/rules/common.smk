@@ -275,7 +275,7 @@ summarised = without(*UNREAD, "ablations")
 
 # The folders of parts' tables; of `finished`, those that are here, or else as published.
 def folders_to_pool(wildcards):
-    parts = [f"{whole.name}/{part}" for part in whole.pooled.parts or whole.parts]
+    parts = whole.pooled_parts
     if wildcards.which == "pooled":
         return [f"results/{part}/tables" for part in parts]
     places = [

@@ -136,9 +136,7 @@ def parts(target: str) -> list[str]:
 
 def planned(target: str) -> list[str]:
     """All parts of a study that are pooled, those that have not run too."""
-    study = settings_of(target)
-    names = (study.pooled.parts if study.pooled else ()) or tuple(study.parts)
-    return [f"{target}/{name}" for name in names]
+    return list(settings_of(target).pooled_parts)
 
 
 def finished(target: str) -> list[str]:

@@ -1,6 +1,5 @@
 """A study as a typed model: a task, a policy, training settings and arms. `config.load` reads it."""
 
-import copy
 import itertools
 import re
 from collections.abc import Iterable, Mapping
@@ -101,11 +100,11 @@ def _key(arm: Arm) -> str:
     return arm.model_dump_json()
 
 
-class _Given(dict[str, Any]):
-    """Plain settings by which two studies do not differ: the same study may be written in two ways."""
+class _Parts(dict[str, "Study"]):
+    """A study's parts by their names. They follow from its settings, and make two studies no different ones."""
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Given)
+        return isinstance(other, _Parts)
 
     __hash__ = None
 
@@ -153,15 +152,15 @@ class Study(Settings):
     )
     pooled: Pool | None = Field(None, description="the page over the parts")
 
-    # What the study was made of: presets in it are not expanded yet, which a part may replace.
-    _given: "_Given" = PrivateAttr(default_factory=lambda: _Given())
+    _parts: _Parts = PrivateAttr(default_factory=_Parts)
 
     @model_validator(mode="wrap")
     @classmethod
-    def _keep_what_was_given(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+    def _with_parts(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         study = handler(data)
         if isinstance(data, Mapping) and study.parts:
-            study._given = _Given(copy.deepcopy(dict(data)))
+            # Merged into what was given: presets in it are not expanded yet, which a part may replace.
+            study._parts = study._merged_parts(data)
             study._check_parts()
         return study
 
@@ -179,17 +178,10 @@ class Study(Settings):
         return {str(name): settings for name, settings in parts.items()} if isinstance(parts, dict) else parts
 
     def _check_parts(self) -> None:
-        for name, settings in self.parts.items():
-            if not re.fullmatch(NAME, name):
-                raise ValueError(f"{one_line(repr(name))} cannot name a part: {NAME_RULE}")
-            if name in FOLDERS:
-                raise ValueError(f"parts.{name}: is the name of a folder of results; give the part another name")
-            if wrong := settings.keys() & NOT_OF_A_PART:
-                raise ValueError(f"parts.{name}.{min(wrong)}: is set for the whole study")
         parts = self.each()
         if self.pooled is not None:
             self.pooled.check_parts(self.parts)
-            pooled = [parts[f"{self.name}/{name}"] for name in self.pooled.parts or self.parts]
+            pooled = [parts[name] for name in self.pooled_parts]
             if any("report" not in part.pages for part in pooled):
                 raise ValueError("pooled: needs the report of each part, which makes leaves out")
             self.pooled.check_arms([part.arm_seeds() for part in pooled])
@@ -282,12 +274,25 @@ class Study(Settings):
 
     def each(self) -> dict[str, "Study"]:
         """The study's parts by their names, such as causes/1; of a study without parts the study by its own."""
-        if not self.parts:
-            return {self.name: self}
-        given = self._given or self.model_dump(exclude_unset=True)
+        return dict(self._parts) or {self.name: self}
+
+    @property
+    def pooled_parts(self) -> tuple[str, ...]:
+        """The names of the parts that the page over them holds, such as causes/1; none without such a page."""
+        names = (self.pooled.parts or self.parts) if self.pooled else ()
+        return tuple(f"{self.name}/{name}" for name in names)
+
+    def _merged_parts(self, given: Mapping[str, Any]) -> _Parts:
+        """The parts, of plain settings of the whole study; raises ValueError for one that cannot be."""
         shared = {key: value for key, value in given.items() if key not in NOT_OF_A_PART}
-        studies = {}
+        studies = _Parts()
         for name, settings in self.parts.items():
+            if not re.fullmatch(NAME, name):
+                raise ValueError(f"{one_line(repr(name))} cannot name a part: {NAME_RULE}")
+            if name in FOLDERS:
+                raise ValueError(f"parts.{name}: is the name of a folder of results; give the part another name")
+            if wrong := settings.keys() & NOT_OF_A_PART:
+                raise ValueError(f"parts.{name}.{min(wrong)}: is set for the whole study")
             whole = merged((shared, settings), type(self)) | {"name": f"{self.name}/{name}"}
             whole["description"] = whole.get("description", "").replace("{part}", name)
             try:

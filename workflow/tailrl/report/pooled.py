@@ -48,7 +48,7 @@ def write_pooled(study: Study, folders: Sequence[Path], out: Path) -> None:
     pool = study.pooled
     if pool is None:
         raise StudyError(f"{study.name}: says nothing under pooled")
-    names = pool.parts or tuple(study.parts)
+    names = [name.rpartition("/")[2] for name in study.pooled_parts]
     parts = read_parts(pool, names, folders)
     lines = pooled_lines(pool, parts)
     measures = pooled_measures(pool, parts)
