@@ -53,9 +53,12 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """After a file with vLLM, whose end thaws everything."""
+    """After a file with vLLM, whose end thaws everything and takes the engine's process group away."""
     if item.get_closest_marker("vllm") and (nextitem is None or nextitem.path != item.path):
+        from torch import distributed
+
         freeze()
+        assert not distributed.is_initialized(), "an engine of this file was not shut down: later tests with ranks fail"
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -34,8 +34,10 @@ def watched(case: Case, folder: Path, policy: Path, problems: list[Problem]) -> 
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as following:
         train(case, folder)
         assert following.stdout is not None
+        # Its first line, since before it Ctrl-C may find a command that still starts.
+        first = following.stdout.readline()
         following.send_signal(signal.SIGINT)
-        lines = following.stdout.read().splitlines()
+        lines = [first, *following.stdout.read().splitlines()]
     assert following.returncode == (1 if case.fault else 0)
     return [json.loads(line) for line in lines]
 

@@ -211,7 +211,7 @@ def test_distributions(
         call(
             monkeypatch,
             "job",
-            "distributions",
+            "distribution-page",
             "--results",
             out,
             "--engine=noisy",
@@ -227,7 +227,7 @@ def test_distributions(
     assert (same["tv_mean"], same["kl_train_infer_mean"], same["flips"]) == ("0", "0", "0")
     assert same["equal"] == same["positions"] and same["engine"] == "exact"
     rest = ("--results", tmp_path / "a", "--engine", "other", "--out", tmp_path)
-    sentence = refusal(monkeypatch, "job", "distributions", *rest)
+    sentence = refusal(monkeypatch, "job", "distribution-page", *rest)
     assert sentence == f"{tmp_path / 'a' / 'other' / 'run.json'}: is missing"
     bad = study.compared("exact").model_dump_json().replace('"every"', '"evry"')
     sentence = refusal(monkeypatch, "job", "compare", "--settings", bad, *given, "--out", tmp_path)

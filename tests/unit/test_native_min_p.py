@@ -49,4 +49,5 @@ def test_vllms_min_p_is_our_safe_set(policy_folder: Path) -> None:
             torch.testing.assert_close(theirs_T, ours.logp_T, atol=2e-5, rtol=0)
             tokens += len(sampled_T)
             pruned += int((safe_set(logits_TV, "min_p", math.log(rho)).sum(1) < 600).sum())
+    engine.llm_engine.engine_core.shutdown()
     assert tokens == 3 * len(PROMPTS) * 8 * 20 and pruned > tokens / 2

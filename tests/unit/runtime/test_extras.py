@@ -124,7 +124,7 @@ def test_a_plain_install(elsewhere: tuple[str, ...], tmp_path: Path) -> None:
     assert not asked.keys() & works
     assert asked["probe"] == ".[probe]" and asked["batch_loss"] == ".[diagnose]"
     others = asked.keys() - {"probe", "explain", "batch_loss"}
-    assert others >= {"download", "train"} and {asked[name] for name in others} == {".[study]"}
+    assert others >= {"claims", "train"} and {asked[name] for name in others} == {".[study]"}
 
 
 def test_a_plain_install_reads_curves_and_names_what_a_file_of_torch_needs(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_an_install_for_models(tmp_path: Path) -> None:
     assert [found[name] for name in ("diagnose", "batch_loss", "check", "plan", "demo")] == ["works"] * 5
     assert "nowhere" in str(found["probe"])
     asked = needs(found)
-    assert asked.keys() >= {"download", "train"} and {*asked.values()} == {".[study]"}
+    assert asked.keys() >= {"job", "claims"} and {*asked.values()} == {".[study]"}
 
 
 @pytest.mark.parametrize("module", ["tailrl.nowhere", "no_such_library"])
