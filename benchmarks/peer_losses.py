@@ -10,6 +10,7 @@ import re
 import runpy
 import shlex
 import sys
+import tomllib
 import types
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -37,6 +38,18 @@ class Batch:
     mask_NL: Tensor  # bool
     advantage_N: Tensor
 
+    @property
+    def age_N(self) -> Tensor:  # noqa: N802  its shape
+        """How many versions the weights that sampled each response are behind: 0 to 4."""
+        return torch.arange(len(self.advantage_N)) % 5
+
+    @property
+    def segment_T(self) -> Tensor:  # noqa: N802  its shape
+        """The run of ones in the mask that each token is of, counted over all responses."""
+        before_NL = torch.nn.functional.pad(self.mask_NL[:, :-1], (1, 0))
+        begins_NL = self.mask_NL & ~before_NL
+        return begins_NL.flatten().cumsum(0)[self.mask_NL.flatten()] - 1
+
 
 Run = Callable[[Batch, Tensor], tuple[Tensor, Tensor]]
 
@@ -54,6 +67,7 @@ class Case:
     moved: bool = True  # compared after an update; False: where one update a step is all there is
     value: bool = True  # whether the loss's value is compared, beside its gradient
     rewards: Callable[[Batch], Tensor] | None = None  # [N], less a KL; the rewards themselves are the advantages
+    gaps: bool = False  # whether the masks have gaps, as several turns give them
 
 
 Cases = Iterator[Case]
@@ -371,13 +385,23 @@ def openrlhf(folder: Path, texts: Texts) -> Cases:
 
         yield Case("default", "PolicyLoss, compute_reward", run(), "tokens", rewards=rewards)
         option = "--algo.advantage.is_correction_"
-        modes = {
+        modes: dict[str, tuple[str, ...]] = {
             "tis": (f"{option}level", "token", f"{option}mode", "clip"),
             "icepop": (f"{option}level", "token", f"{option}mode", "mask"),
             "seq-mask-tis": (f"{option}level", "seq", f"{option}mode", "mask"),
         }
+        for level, gating, limit in (
+            ("token", "binary_kl", "0.05"),
+            ("token", "tv", "0.2"),
+            ("seq", "binary_kl", "0.001"),
+            ("seq", "tv", "0.02"),
+        ):
+            words = (f"{option}level", level, f"{option}mode", "mask", f"{option}gating", gating)
+            modes[f"{level}-mask-{gating}"] = (*words, f"{option}threshold", limit)
         for mode, words in modes.items():
             yield Case(mode, "PolicyLoss", run(*words), "tokens", beside="openrlhf/default")
+        words = ("--actor.policy_loss_type", "gspo", f"{option}level", "token")
+        yield Case("gspo-rollout", "PolicyLoss", run(*words), "responses")
         yield Case("gspo", "PolicyLoss", run("--actor.policy_loss_type", "gspo"), "responses")
         for name, text in texts.items():
             yield Case(name, "PolicyLoss", run(*shlex.split(text)), "tokens", beside="openrlhf/default")
@@ -440,7 +464,12 @@ def ms_swift(folder: Path, texts: Texts) -> Cases:
             trainer.sdar_loss_coef = 0
             trainer.chord_sft_iterator = None
             trainer._has_teacher = False
-            for name in ("_get_rollout_is_correction", "_apply_rollout_importance_sampling"):
+            for name in (
+                "_get_rollout_is_correction",
+                "_apply_rollout_importance_sampling",
+                "_compute_sequence_level_ratios",
+                "_compute_off_policy_sequence_mask",
+            ):
                 setattr(trainer, name, types.MethodType(getattr(GRPOTrainer, name), trainer))
             trainer._compute_rollout_offpolicy_metrics.return_value = {}
             trainer._compute_is_correction_metrics.return_value = {}
@@ -466,10 +495,16 @@ def ms_swift(folder: Path, texts: Texts) -> Cases:
 
         function = "GRPOTrainer._compute_loss_and_metrics"
         yield Case("default", function, run(), "responses")
-        for mode in ("token_truncate", "token_mask"):
+        for mode in ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"):
             # Its correction weighs the KL too, which none of ours does: compared without a KL.
             made = run(rollout_importance_sampling_mode=mode, beta=0.0)
             yield Case(mode, function, made, "responses")
+        # A response that is masked takes its tokens out of its own mean, which is 0 then.
+        made = run(off_policy_sequence_mask_delta=0.5, beta=0.0)
+        yield Case("off_policy_sequence_mask", function, made, "responses")
+        made = run(importance_sampling_level="sequence", beta=0.0)
+        yield Case("gspo", function, made, "responses")
+        yield Case("sapo", function, run(loss_type="sapo", beta=0.0), "responses")
         for name, text in texts.items():
             parser = HfArgumentParser(RLHFArguments)
             words = shlex.split(text)
@@ -478,7 +513,7 @@ def ms_swift(folder: Path, texts: Texts) -> Cases:
             yield Case(name, function, run(**chosen, beta=0.0), "responses", beside="ms-swift/token_truncate")
 
 
-def prime_rl(folder: Path, _: Texts) -> Cases:
+def prime_rl(folder: Path, texts: Texts) -> Cases:
     """`setup_rl_loss_fn` and `compute_loss`, the trainer's own, with `trainer.loss` as a user writes it."""
     packages = folder / "packages/prime-rl-configs/src"
     stubs = ("verifiers", "renderers", "torchtitan")
@@ -498,10 +533,14 @@ def prime_rl(folder: Path, _: Texts) -> Cases:
 
             return loss
 
-        dppo = run(DefaultLossConfig(kl_tau=0.0))
+        dppo = run(DefaultLossConfig())
         yield Case("dppo", "compute_loss, default_loss_fn", dppo, "tokens", moved=False, value=False)
-        ipo = run(IPOLossConfig(ipo_threshold=0.3, kl_tau=0.0))
-        yield Case("ipo", "compute_loss, ipo_loss_fn", ipo, "tokens", moved=False, value=False)
+        for mode, kl_tau in (("default", 0.0), ("ipo", 1e-3)):
+            ipo = run(IPOLossConfig(ipo_threshold=0.3, kl_tau=kl_tau))
+            yield Case(mode, "compute_loss, ipo_loss_fn", ipo, "tokens", moved=False, value=False)
+        for name, text in texts.items():
+            given = IPOLossConfig(**tomllib.loads(text)["trainer"]["loss"])
+            yield Case(name, "compute_loss, ipo_loss_fn", run(given), "tokens", moved=False, value=False)
 
 
 def slime(folder: Path, texts: Texts) -> Cases:
@@ -621,6 +660,8 @@ def nemo_rl(folder: Path, texts: Texts) -> Cases:
         function = "ClippedPGLossFn"
         # The KL has the value of k3 and the gradient of k2.
         yield Case("default", function, run(), "tokens", value=False)
+        made = run(force_on_policy_ratio=True, reference_policy_kl_penalty=0.0)
+        yield Case("force_on_policy_ratio", function, made, "tokens", moved=False)
         limits = {"icepop": (0.5, 5.0), "seq-mask-tis": (0.999, 1.002)}
         for mode, (low, high) in limits.items():
             made = run(
@@ -635,6 +676,135 @@ def nemo_rl(folder: Path, texts: Texts) -> Cases:
             yield Case(name, function, run(**chosen), "tokens", beside="nemo-rl/default", value=False)
 
 
+def areal(folder: Path, texts: Texts) -> Cases:
+    """`grpo_loss_fn` with the defaults of `PPOActorConfig`; its casts to float32 are taken off."""
+    stubs = ("ray", "torchdata", "megatron", "mbridge", "sglang", "areal.infra", "areal.experimental")
+    with importable(folder, stubs=stubs):
+        from areal.api.cli_args import PPOActorConfig, RejectionSamplingConfig
+        from areal.trainer.ppo.actor import grpo_loss_fn
+        from omegaconf import OmegaConf
+
+        defaults = {each.name: each.default for each in fields(PPOActorConfig)}
+        taken = ("eps_clip", "eps_clip_higher", "c_clip", "rejection_sampling", "m2_threshold", "use_sapo_loss")
+        taken += ("importance_sampling_level", "prox_logp_method", "sapo_tau_pos", "sapo_tau_neg", "use_decoupled_loss")
+
+        def run(**chosen: Any) -> Run:
+            settings = {name: (defaults | chosen)[name] for name in taken}
+
+            def loss(batch: Batch, new_NL: Tensor) -> tuple[Tensor, Tensor]:
+                decoupled, approximate = settings["use_decoupled_loss"], settings["prox_logp_method"] == "loglinear"
+                given = {
+                    "logprobs": batch.infer_NL,
+                    "advantages": expand(batch),
+                    "loss_mask": batch.mask_NL,
+                    "versions": (9 - batch.age_N)[:, None].expand_as(batch.mask_NL),
+                }
+                if not approximate:
+                    given["prox_logp"] = batch.train_NL if decoupled else batch.infer_NL
+                with mock.patch.object(Tensor, "float", lambda tensor: tensor):
+                    found = grpo_loss_fn(
+                        new_NL, torch.zeros_like(new_NL), given, current_version=9 if approximate else None, **settings
+                    )
+                return found, batch.advantage_N
+
+            return loss
+
+        function = "grpo_loss_fn"
+        yield Case("default", function, run(), "tokens")
+        decoupled: dict[str, Any] = {"use_decoupled_loss": True}
+        yield Case("decoupled", function, run(**decoupled), "tokens")
+        filters: dict[str, dict[str, Any]] = {
+            "token_mask": {},
+            "token_clamp": {"action": "clamp"},
+            "icepop": {"lower": 0.5},
+            "sequence_mask": {"level": "sequence"},
+            "sequence_clamp": {"level": "sequence", "action": "clamp"},
+            "token_kl_k2": {"metric": "kl_k2", "upper": 0.5},
+            "sequence_kl_k2": {"level": "sequence", "metric": "kl_k2", "upper": 0.5},
+        }
+        for mode, chosen in filters.items():
+            made = run(rejection_sampling=RejectionSamplingConfig(**chosen), **decoupled)
+            yield Case(mode, function, made, "tokens", beside="areal/decoupled")
+        # The mean is over the tokens that M2PO keeps.
+        yield Case("m2po", function, run(m2_threshold=0.04, **decoupled), "kept tokens", beside="areal/decoupled")
+        yield Case("a3po", function, run(prox_logp_method="loglinear", **decoupled), "tokens")
+        yield Case("gspo", function, run(importance_sampling_level="sequence", **decoupled), "tokens")
+        yield Case("sapo", function, run(use_sapo_loss=True), "tokens")
+        for name, text in texts.items():
+            given = OmegaConf.to_container(OmegaConf.from_dotlist(shlex.split(text)).actor)
+            if "rejection_sampling" in given:
+                given["rejection_sampling"] = RejectionSamplingConfig(**given["rejection_sampling"])
+            mean = "kept tokens" if "m2_threshold" in given else "tokens"
+            yield Case(name, function, run(**given), mean, beside="areal/decoupled")
+
+
+def roll(folder: Path, texts: Texts) -> Cases:
+    """`ActorWorker.loss_func` with the defaults of `PPOConfig` and of `TrainInferCorrectionConfig`."""
+    stubs = ("ray", "codetiming", "roll.pipeline.base_worker", "roll.distributed", "roll.models", "roll.platforms")
+    with importable(folder, stubs=stubs):
+        from roll.configs.base_config import (
+            PPOConfig,
+            TrainInferCorrectionConfig,
+            TrainInferFilterConfig,
+            TrainInferISWeightConfig,
+        )
+        from roll.pipeline.rlvr.actor_worker import ActorWorker
+
+        defaults = {each.name: each.default for each in fields(PPOConfig)}
+
+        def run(correction: Any) -> Run:
+            def loss(batch: Batch, new_NL: Tensor) -> tuple[Tensor, Tensor]:
+                worker = mock.MagicMock()
+                worker.pipeline_config = SimpleNamespace(**(defaults | {"train_infer_correction": correction}))
+                worker.pipeline_config.importance_sampling = "token"
+                worker.strategy.op_compute_log_probs.return_value = new_NL
+                worker.get_old_log_probs_with_cache.return_value = batch.train_NL
+                worker.compute_sample_weights = types.MethodType(ActorWorker.compute_sample_weights, worker)
+                shifted_NL = torch.nn.functional.pad(batch.mask_NL.long(), (1, 0))
+                tensors = {
+                    "response_mask": shifted_NL,
+                    "ref_log_probs": batch.base_NL,
+                    "advantages": expand(batch),
+                    "input_ids": torch.zeros_like(shifted_NL),
+                    "infer_logprobs": batch.infer_NL,
+                }
+                counts = {"response_mask": batch.mask_NL.sum()}
+                samples = {"response_mask": len(new_NL)}
+                data = SimpleNamespace(
+                    batch=tensors,
+                    meta_info={"batch_num_tokens": counts, "global_valid_samples": samples},
+                    non_tensor_batch={},
+                )
+                found, _ = ActorWorker.loss_func(worker, data, new_NL)
+                return found, batch.advantage_N
+
+            return loss
+
+        function, mean = "ActorWorker.loss_func, compute_train_infer_correction", "responses' kept tokens"
+        yield Case("default", function, run(TrainInferCorrectionConfig()), "responses")
+        for level in ("token", "segment", "geometric", "sequence"):
+            for statistic in ("ratio", "diff"):
+                one = TrainInferFilterConfig(
+                    enabled=True,
+                    agg_type=level,
+                    ratio_enabled=statistic == "ratio",
+                    diff_enabled=statistic == "diff",
+                )
+                made = run(TrainInferCorrectionConfig(filters=[one]))
+                mode, gaps = f"{level}_{statistic}", level == "segment"
+                yield Case(mode, function, made, mean, beside="roll/default", gaps=gaps)
+        for level in ("token", "geometric", "sequence"):
+            weight = TrainInferISWeightConfig(enabled=True, weight_type=level)
+            made = run(TrainInferCorrectionConfig(is_weight=weight))
+            yield Case(f"is_{level}", function, made, "responses", beside="roll/default")
+        for name, text in texts.items():
+            given = yaml.safe_load(text)["train_infer_correction"]
+            filters = [TrainInferFilterConfig(**one) for one in given.get("filters", [])]
+            weight = TrainInferISWeightConfig(**given.get("is_weight", {}))
+            made = run(TrainInferCorrectionConfig(is_weight=weight, filters=filters))
+            yield Case(name, function, made, mean if filters else "responses", beside="roll/default")
+
+
 FRAMEWORKS: dict[str, Callable[[Path, Texts], Cases]] = {
     "verl": verl,
     "trl": trl,
@@ -644,4 +814,6 @@ FRAMEWORKS: dict[str, Callable[[Path, Texts], Cases]] = {
     "prime-rl": prime_rl,
     "slime": slime,
     "nemo-rl": nemo_rl,
+    "areal": areal,
+    "roll": roll,
 }

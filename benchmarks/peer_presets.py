@@ -37,11 +37,18 @@ LENGTHS = (1, 3, 17, 40, 8, 60, 2, 25)
 SCALES = (0.0008, 0.05, 0.4, 1.5)  # nats: at the first the geometric masks keep responses, at the last none
 LARGEST = 1e-6  # a difference above this is a failure
 LINES = ("framework", "version", "remedy", "threshold", "function", "compared", "largest_difference", "reason")
-NAMES = {"trl": "TRL", "skyrl": "SkyRL", "openrlhf": "OpenRLHF", "nemo-rl": "NeMo-RL"}  # as diagnoses show them
+NAMES = {
+    "trl": "TRL",
+    "skyrl": "SkyRL",
+    "openrlhf": "OpenRLHF",
+    "nemo-rl": "NeMo-RL",
+    "areal": "AReaL",
+    "roll": "ROLL",
+}  # as diagnoses show them
 COLUMNS = ("preset", "version", "function", "compared", "mean", "beside", "tokens", "largest_difference", "reason")
 
 
-def random_batch(scale: float, seed: int, updated: bool = True) -> Batch:
+def random_batch(scale: float, seed: int, updated: bool = True, gaps: bool = False) -> Batch:
     """Log-probs of sampler, trainer, updated trainer and base; some tokens differ by 8 times `scale`."""
     generator = torch.Generator().manual_seed(seed)
     shape = (len(LENGTHS), max(LENGTHS))
@@ -58,6 +65,8 @@ def random_batch(scale: float, seed: int, updated: bool = True) -> Batch:
     new_NL = moved(train_NL) if updated else train_NL
     base_NL = (new_NL + torch.rand(shape, generator=generator, dtype=torch.float64) - 0.5).clamp(max=-0.001)
     advantage_N = torch.randn(len(LENGTHS), generator=generator, dtype=torch.float64)
+    if gaps:
+        mask_NL &= (torch.arange(shape[1]) % 7 != 5)[None]
     return Batch(train_NL, infer_NL, new_NL, base_NL, mask_NL, advantage_N)
 
 
@@ -69,6 +78,7 @@ def share_of(mean: str, mask_NL: Tensor, kept_NL: Tensor) -> Tensor:
         "tokens": lambda: torch.ones_like(length_N) / length_N.sum(),
         "kept tokens": lambda: torch.ones_like(length_N) / kept_NL.sum().clamp(min=1),
         "responses": lambda: 1 / (count * length_N),
+        "responses' kept tokens": lambda: 1 / (count * kept_NL.sum(-1).double().clamp(min=1)),
         "responses' sums": lambda: torch.ones_like(length_N) / count,
         "sum of responses": lambda: 1 / length_N,
     }
@@ -90,7 +100,17 @@ def ours(arm: Arm, case: Case, batch: Batch, advantage_N: Tensor) -> tuple[Tenso
     def of(scale_N: Tensor) -> Any:
         advantage_T = (advantage_N * scale_N)[sequence_T]
         return surrogate(
-            scored, infer_T, advantage_T, sequence_T, len(LENGTHS), 1, arm.correction, clip, logp_old_T=old_T
+            scored,
+            infer_T,
+            advantage_T,
+            sequence_T,
+            len(LENGTHS),
+            1,
+            arm.correction,
+            clip,
+            logp_old_T=old_T,
+            segment_T=batch.segment_T,
+            age_T=batch.age_N[sequence_T],
         )
 
     kept_T = of(torch.ones(len(LENGTHS), dtype=torch.float64)).weights.weight_T > 0
@@ -159,7 +179,8 @@ def rows_of(name: str) -> Iterator[dict[str, Any]]:
         preset = f"{name}/{case.mode}"
         arm = lines[case.mode][1] if known else Arm.model_validate({"correction": {"preset": preset}})
         worst = max(
-            difference(arm, case, random_batch(scale, seed, case.moved)) for seed, scale in enumerate(SCALES * 3)
+            difference(arm, case, random_batch(scale, seed, case.moved, case.gaps))
+            for seed, scale in enumerate(SCALES * 3)
         )
         parts = ["value"] if case.value else []
         parts += ["gradient"]

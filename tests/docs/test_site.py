@@ -244,9 +244,10 @@ KINDS = {
     "loss": {CLIPPED, None},
     "KL": {"policy/reference_k1", "policy/reference_k3"},
     "vocabulary": {"dvp/kept_mass_train_mean"},
+    "forward": {None},
 }
 """Metrics that say what a remedy of each kind drops, truncates or adds."""
-UNLOGGED = {"naive", "SAPO", "VESPO", "score centering", "score centering, top 20"}
+UNLOGGED = {"naive", "SAPO", "VESPO", "score centering", "score centering, top 20", "quantised trainer (QAT)"}
 
 
 @pytest.fixture(scope="module")
@@ -274,6 +275,8 @@ def test_a_remedy_is_of_the_kind_that_its_arm_and_its_metric_say(remedies: list[
         assert entry.get("metric") in KINDS[entry["kind"]], entry["name"]
         if "clip" in arm or "centering" in arm.get("correction", {}):
             kind = {"loss"}
+        elif "sampler" in arm:
+            kind = {"forward"}
         elif "reference_kl" in arm or "vocabulary" in arm:
             kind = {"KL" if "reference_kl" in arm else "vocabulary"}
         else:
@@ -287,7 +290,7 @@ def test_a_loss_names_the_clip_where_its_clip_can_act(remedies: list[dict]) -> N
     ratio_T = logp_T - torch.tensor([-0.1, -5.0, -0.1, -5.0])
     advantage_T, sequence_T = torch.tensor([1.0, 1.0, -1.0, -1.0]), torch.arange(4)
     losses = [entry for entry in remedies if "clip" in entry["arm"]]
-    assert len(losses) == 5
+    assert len(losses) == 7
     for entry in losses:
         loss = entry["arm"]["clip"].get("loss", "ppo")
         _, acts_T = RATIO_LOSSES[loss](RatioTokens(logp_T, ratio_T, advantage_T, sequence_T, 4, (0.2, 0.2)))

@@ -34,6 +34,13 @@ these. A sampled token outside the trainer's set is dropped alone, and not its r
 (`tests/unit/objective/test_centering.py`).
 """
 
+EXAM = """Exact sums over every response of four random models with 10 tokens and responses of 3, RLOO with 8 prompts
+and 8 responses each (`make gradient_remedies`). The dose of each cause is the one that has the k3. Bias is in units of
+|∇J|; noise is the standard deviation of a step's gradient, naive without mismatch = 1. Medians over the models. Old
+weights: the sampler's are those before a step of exact gradient ascent. A step's bias is not a run's harm, and a
+response of three tokens has a milder product than one of thousands.
+"""
+
 READ = """A loss that reads no clip refuses `low` and `high`. With A > 0 the clip bounds every term. With A < 0 nothing
 bounds PPO's and GSPO's: where such a ratio overflows, the loss is infinite and the update is skipped."""
 
@@ -63,6 +70,12 @@ def corrections_page(root: Path) -> str:
             HEAD,
             CATALOGUE,
             filtered(_catalogue(root), "remedies", "remedies", ("kind", "framework")),
+            "### Not built\n\nRemedies that have no arm here, each with the reason.\n",
+            _not_built(root),
+            "### Bias, noise and cost\n\n" + EXAM,
+            _exam(root),
+            "![Bias against standard deviation of every remedy, a panel for each cause and k3]"
+            "(../results/gradient_remedies/gradient_quality.svg)\n",
             "## Weights of a response\n\n`correction: {sequence: NAME, sequence_threshold: C}`\n",
             table(("name", "weight", "default C"), rows),
             f"What a rejection judges, `rejects`: {rejects}.\n",
@@ -118,6 +131,7 @@ def _presets() -> str:
             settings = {"correction": preset.correction} if preset.correction else {}
             settings |= {"clip": preset.clip} if preset.clip else {}
             settings |= {"reference_kl": preset.reference_kl} if preset.reference_kl else {}
+            settings |= {"vocabulary": preset.vocabulary} if preset.vocabulary else {}
             words = yaml.safe_dump(settings, default_flow_style=True, width=1000).strip()[1:-1]
             note = f"; {preset.note}" if preset.note else ""
             note += f"; not executed: {preset.unexecuted}" if preset.unexecuted else ""
@@ -155,13 +169,56 @@ def _centering(root: Path) -> str:
     )
 
 
+def _not_built(root: Path) -> str:
+    """Remedies of papers without an arm, and why."""
+    import yaml
+
+    entries = yaml.safe_load((root / "benchmarks" / "not_built.yaml").read_text(encoding="utf-8"))
+    keys = ("name", "source", "what", "why")
+    return table(
+        ("remedy", "source", "what it does", "why it is not here"), ([e[key] for key in keys] for e in entries)
+    )
+
+
+def _exam(root: Path) -> str:
+    """Bias and noise of every remedy at equal k3 under five causes, and its measured cost."""
+    import yaml
+
+    entries = yaml.safe_load((root / "benchmarks" / "remedies.yaml").read_text(encoding="utf-8"))
+    with (root / "docs/results/gradient_remedies/gradient_quality.csv").open(encoding="utf-8", newline="") as file:
+        measured = list(csv.DictReader(file))
+    of = {(row["arm"], row["mismatch"], float(row["dose"])): row for row in measured}
+    causes = list(dict.fromkeys(row["mismatch"] for row in measured if row["mismatch"] != "none"))
+    doses = sorted({float(row["dose"]) for row in measured if row["mismatch"] != "none"})
+    cost = _cost(root)
+    rows = []
+    for entry in entries:
+        arm = entry.get("exam")
+        cells = [
+            f"{float(found['bias_median']):.2f}; {float(found['deviation_ratio_median']):.2f}"
+            if (found := of.get((arm, cause, dose)))
+            else ""
+            for cause in causes
+            for dose in doses
+        ]
+        rows.append((entry["name"], *cells, cost[entry["name"]]))
+    titles = {"bias": "bias of tokens", "old": "old weights"}
+    header = [f"{titles.get(cause, cause)}, {dose:g}" for cause in causes for dose in doses]
+    return table(("bias; noise at a k3 of", *header, "update, naive = 1"), rows)
+
+
+def _cost(root: Path) -> dict[str, str]:
+    """CPU time of an update under each remedy, naive's = 1."""
+    with (root / "docs" / "results" / "remedies_cost.csv").open(encoding="utf-8", newline="") as file:
+        return {row["remedy"]: f"{float(row['ratio_to_naive']):.2f}" for row in csv.DictReader(file)}
+
+
 def _catalogue(root: Path) -> str:
     """Every remedy of the benchmark's list with kind, formula, source, preset, test, metric, and its measured cost."""
     import yaml
 
     entries = yaml.safe_load((root / "benchmarks" / "remedies.yaml").read_text(encoding="utf-8"))
-    with (root / "docs" / "results" / "remedies_cost.csv").open(encoding="utf-8", newline="") as file:
-        cost = {row["remedy"]: f"{float(row['ratio_to_naive']):.2f}" for row in csv.DictReader(file)}
+    cost = _cost(root)
     header = ("remedy", "kind", "weight or term", "source", "framework", "preset", "test in `tests/unit`", "metric")
     rows = [
         (
@@ -170,7 +227,7 @@ def _catalogue(root: Path) -> str:
             entry["formula"],
             entry["source"],
             entry.get("preset", "none").partition("/")[0],
-            f"`{entry['preset']}`" if "preset" in entry else "",
+            f"`{entry['preset']}`" if "preset" in entry else entry.get("unshipped", ""),
             f"`{entry['test']}`",
             f"`{entry['metric']}`" if "metric" in entry else f"none: {entry['unlogged']}",
             cost[entry["name"]],

@@ -211,7 +211,7 @@ def test_a_package_that_can_be_downloaded_is_executed() -> None:
     assert all(peers()[name].package for name in ALWAYS_EXECUTED)
 
 
-LINES_OF = ("verl", "trl", "skyrl", "openrlhf", "ms-swift", "slime", "nemo-rl")
+LINES_OF = ("verl", "trl", "skyrl", "openrlhf", "ms-swift", "slime", "nemo-rl", "prime-rl", "areal", "roll")
 
 
 def test_each_line_that_diagnose_shows_was_parsed_and_executed_by_its_framework() -> None:

@@ -296,7 +296,7 @@ BENCHMARK = yaml.safe_load((Path(__file__).parents[3] / "benchmarks/remedies.yam
 def shape(block: object) -> object:
     """What a remedy does, without its thresholds; two spellings of one rejection are one."""
     if not isinstance(block, Correction):
-        return (type(block), getattr(block, "loss", None))
+        return (type(block), getattr(block, "loss", None), getattr(block, "proximal", None))
     rules = {(rule.of, rule.by, rule.when) for rule in block.reject}
     sequence = block.sequence
     if sequence in ("reject_k1", "reject_k3"):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tailrl.config.arm import LIMITED, Clip, Correction
+from tailrl.config.arm import LIMITED, REMEDIES, Clip, Correction
 from tailrl.config.rejection import Rejection
 from tailrl.config.vocabulary import Vocabulary
 from tailrl.diagnosis.replay import catalogue
@@ -18,6 +18,7 @@ from tailrl.diagnosis.replay_sums import SoundTokens
 from tailrl.diagnosis.replay_weights import ReplaySettings, token_weights
 from tailrl.objective.corrections import weigh
 from tailrl.objective.ratio_losses import RATIO_LOSSES, RatioTokens
+from tailrl.objective.rejections import STATISTICS
 from tailrl.objective.safe_set import safe_set
 from tailrl.runtime.errors import NumericalError
 
@@ -125,8 +126,8 @@ def valid(kind: type, **fields: object) -> object | None:
 LIMITS = st.none() | st.sampled_from([0.5, 20.0])
 REJECTIONS = st.builds(
     lambda **fields: valid(Rejection, **fields),
-    of=st.sampled_from(["k1", "k2", "k3", "tv", "kl"]),
-    by=st.sampled_from(["token", "sum", "mean", "max"]),
+    of=st.sampled_from(list(STATISTICS)),
+    by=st.sampled_from(["token", "segment", "sum", "mean", "max", "batch"]),
     above=st.none() | st.sampled_from([1e-3, 0.2, math.log(2)]),
     below=st.none() | st.sampled_from([-0.2, -math.log(2)]),
     ratio=st.sampled_from(["r_corr", "r_ppo", "r_rollout"]),
@@ -137,7 +138,7 @@ CORRECTIONS = st.builds(
     token=st.sampled_from(["none", "is", "tis", "mask"]),
     token_threshold=st.sampled_from([2.0, 5.0]),
     token_lower=st.none() | st.sampled_from([0.0, 0.5]),
-    sequence=st.sampled_from(["none", *LIMITED, "geometric", "reject_k1", "reject_k3"]),
+    sequence=st.sampled_from(["none", *LIMITED, "geometric", "reject_k1", "reject_k3", *REMEDIES]),
     sequence_threshold=st.none() | st.sampled_from([1.001, 2.0, 1e30]),
     sequence_lower=st.none() | st.just(0.5),
     rejects=st.sampled_from(["r_corr", "r_ppo"]),

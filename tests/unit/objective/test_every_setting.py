@@ -48,7 +48,7 @@ def outcome(correction: Correction, clip: Clip | None) -> list[Tensor]:
     if correction.centering != "none":
         expected = expected_score(logits.log_softmax(-1), infer_TV.log_softmax(-1), correction)
     given = (scored, infer, advantage, sequence, N, N, correction, clip, old, expected)
-    found = surrogate(*given)
+    found = surrogate(*given, age_T=torch.full((T,), 3))
     loss = found.loss / normaliser(correction, found.weights.ratio_X)
     flags = (found.weights.rejected_N, found.weights.masked_T, found.weights.vetoed_N, found.clipped_T)
     return [loss.detach(), torch.autograd.grad(loss, logits)[0], found.weights.weight_T, *flags]
@@ -74,6 +74,8 @@ OTHERS: dict[str, tuple[Any, ...]] = {
     "veto_above": (1.6,),
     "normalise": (True,),
     "log_ratio_limit": (0.3,),
+    "log_ratio_penalty": (0.1,),
+    "proximal": ("loglinear",),
     "centering_k": (2,),
     "low": (0.05, 0.5),
     "high": (0.01, 0.6),

@@ -30,8 +30,13 @@ def statistic(of: str, logp: float, logq: float) -> float:
     if of == "kl":
         kl = q * math.log(q / p) + (1 - q) * math.log((1 - q) / (1 - p))
         return kl if p > q else -kl
+    if of == "abs_tv":
+        return abs(p - q)
+    if of in ("abs_kl", "kl_both"):
+        forth, back = (a * math.log(a / b) + (1 - a) * math.log((1 - a) / (1 - b)) for a, b in ((q, p), (p, q)))
+        return forth if of == "abs_kl" else max(forth, back)
     r = p / q
-    return {"k1": -math.log(r), "k2": math.log(r) ** 2 / 2, "k3": r - 1 - math.log(r)}[of]
+    return {"k1": -math.log(r), "k2": math.log(r) ** 2 / 2, "k3": r - 1 - math.log(r), "r": r}[of]
 
 
 def drops(rule: Rejection, value: float, advantage: float) -> bool:
@@ -66,7 +71,8 @@ def corrected(correction: Correction, **other: Any) -> Weights:
     return correct(old - infer, outside, sequence, len(LENGTHS), correction, new - old, **given)
 
 
-LIMITS = {"k1": 0.15, "k2": 0.02, "k3": 0.02, "tv": 0.04, "kl": 0.01}
+LIMITS = {"k1": 0.15, "k2": 0.02, "k3": 0.02, "r": 1.1, "tv": 0.04, "kl": 0.01}
+LIMITS |= {"abs_tv": 0.06, "abs_kl": 0.02, "kl_both": 0.02}
 RULES = [
     Rejection(of=of, by=by, above=scale * LIMITS[of], ratio=ratio, when=when)  # type: ignore[arg-type]
     for of, by, ratio, when, scale in itertools.product(
@@ -96,6 +102,55 @@ def test_every_rejection_is_the_definition(rule: Rejection) -> None:
 def test_the_rules_here_drop_some_and_keep_some() -> None:
     mixed = [any(itertools.chain(*expected(rule))) and not all(itertools.chain(*expected(rule))) for rule in RULES]
     assert sum(mixed) > 0.9 * len(RULES)
+
+
+SEGMENTS = [(3, 2), (1,), (1, 2), (4, 4), (2,), (1, 5), (1,), (2, 2)]
+"""Tokens of each segment of each response."""
+
+
+@pytest.mark.parametrize("of", ["k1", "tv"])
+def test_a_rejection_by_segment_drops_whole_segments(of: str) -> None:
+    """ROLL's filters: the mean over a run of a turn's tokens, each segment by itself."""
+    rule = Rejection(of=of, by="segment", above=LIMITS[of], below=-LIMITS[of] / 2)
+    wanted: list[bool] = []
+    for row_p, row_q, lengths in zip(OLD, INFER, SEGMENTS, strict=True):
+        values = [statistic(of, p, q) for p, q in zip(row_p, row_q, strict=True)]
+        for length in lengths:
+            own, values = values[:length], values[length:]
+            wanted += [drops(rule, float(np.mean(own)), 1.0)] * length
+    sizes = [length for lengths in SEGMENTS for length in lengths]
+    segment = torch.tensor([n for n, length in enumerate(sizes) for _ in range(length)])
+    found = corrected(Correction(reject=(rule,)), segment_T=segment)
+    assert (found.weight_T == 0).tolist() == wanted == found.masked_T.tolist() and not found.rejected_N.any()
+    by_response = corrected(Correction(reject=(rule.model_copy(update={"by": "mean"}),)))
+    assert 0 < sum(wanted) < len(wanted) and not torch.equal(found.weight_T, by_response.weight_T)
+    whole = corrected(Correction(reject=(rule,)))  # a response is one segment where none are given
+    assert torch.equal(whole.weight_T, by_response.weight_T)
+
+
+@pytest.mark.parametrize("limit", [1e-4, 5e-3, 0.02, 1.0])
+def test_m2po_drops_the_largest_until_the_mean_is_small_enough(limit: float) -> None:
+    """Arrives one token at a time, as arXiv 2510.01161 words it; the last token stays."""
+    values = [statistic("k2", p, q) for p, q in zip(itertools.chain(*OLD), itertools.chain(*INFER), strict=True)]
+    kept = set(range(len(values)))
+    while len(kept) > 1 and math.fsum(values[i] for i in kept) / len(kept) > limit:
+        kept.remove(max(kept, key=values.__getitem__))
+    found = corrected(Correction(reject=(Rejection(of="k2", by="batch", above=limit),)))
+    assert {int(i) for i in found.weight_T.nonzero()} == kept
+    assert found.masked_T.tolist() == [i not in kept for i in range(len(values))]
+    assert (limit == 1.0) == (len(kept) == len(values)) and (limit > 1e-4 or len(kept) < 4)
+
+
+def test_kpop_judges_both_directions() -> None:
+    """A probability that falls from a half to a thousandth is far in one direction, and near in the other."""
+    ratio, logq = (torch.tensor([math.log(x)], dtype=torch.float64) for x in (0.001 / 0.5, 0.5))
+    forth = 0.5 * math.log(0.5 / 0.001) + 0.5 * math.log(0.5 / 0.999)
+    back = 0.001 * math.log(0.001 / 0.5) + 0.999 * math.log(0.999 / 0.5)
+    assert STATISTICS["abs_kl"](ratio, logq).item() == pytest.approx(forth, rel=1e-12)
+    assert STATISTICS["kl_both"](ratio, logq).item() == pytest.approx(max(forth, back), rel=1e-12)
+    reverse = STATISTICS["kl_both"](-ratio, logq + ratio)  # the roles of p and q change, and not the value
+    assert reverse.item() == pytest.approx(max(forth, back), rel=1e-12)
+    assert abs(forth - back) > 1
 
 
 def test_trust_region_masking_is_two_rules_that_each_must_be_met() -> None:
@@ -153,6 +208,8 @@ def test_what_a_rejection_needs_is_named() -> None:
         ({"of": "k1", "by": "sum", "above": 0.1, "below": 0.1}, "below must be less than above"),
         ({"of": "k1", "by": "token", "above": 0.1, "when": "outward"}, "when: outward is for of: tv or kl, by: token"),
         ({"of": "tv", "by": "mean", "above": 0.1, "when": "outward"}, "when: outward is for of: tv or kl, by: token"),
+        ({"of": "k2", "by": "batch", "above": 0.1, "when": "negative"}, "by: batch needs above alone"),
+        ({"of": "k1", "by": "batch", "above": 0.1}, "of: k1 has either sign, so that by: batch has no largest values"),
     ],
 )
 def test_a_rule_that_says_nothing_is_refused(settings: dict[str, Any], words: str) -> None:

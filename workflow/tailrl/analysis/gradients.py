@@ -28,10 +28,12 @@ DOSE_LABELS = {
     "floor": "tail floor η",
     "bias": "error of each token (nats)",
     "rounding": "grid step over the largest logit",
+    "old": "length of the step, in logits",
 }
 """The columns of the figure; the mismatch `none` is the left end of each."""
 
 CAUSE_TITLES = {"noise": "noise", "floor": "floor", "bias": "bias of tokens", "rounding": "rounding"}
+CAUSE_TITLES |= {"old": "old weights"}
 """The causes in words, where they are compared at equal k3."""
 
 ROUNDING = 1e-9

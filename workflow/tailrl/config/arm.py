@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from tailrl.config.base import (
     IMPORTED,
+    LARGEST_RATE,
     LARGEST_RATIO,
     MOST_NATS,
     MOST_UNITS,
@@ -136,6 +137,13 @@ class Correction(Settings):
         "of k1, k2 and k3 in `reject`, as verl and SkyRL do at 20; null: nothing is clamped",
     )
 
+    log_ratio_penalty: float | None = Field(
+        None,
+        gt=0,
+        le=LARGEST_RATE,
+        description="c: adds c (log π_θ − log π_infer)² of each token to the loss, dropped tokens included, as IPO "
+        "does at 0.001; null: no such term",
+    )
     centering: Literal["none", "full", "top_k"] = Field(
         "none",
         description="subtract the expected gradient of a sampled token's log-prob under the sampler; full: over all "
@@ -193,6 +201,10 @@ class Correction(Settings):
                 f"centering subtracts the expectation of a token's own term, of which {beside[0]} is no part: a drift "
                 "would stay; leave out one of them"
             )
+        if self.log_ratio_penalty and self.centering != "none":
+            raise ValueError("log_ratio_penalty pulls the policy to the sampler's, a pull that centering subtracts")
+        if self.log_ratio_penalty and self.normalise:
+            raise ValueError("normalise rescales the whole gradient, and the term of log_ratio_penalty with it")
         if self.normalise and not self.ratio:
             raise ValueError("normalise divides by the mean of the weights by the ratio, and there is no such weight")
         return self
@@ -230,6 +242,11 @@ class Correction(Settings):
         return self.token != "none" or self.sequence_ratio
 
     @property
+    def judges_batch(self) -> bool:
+        """Whether a rejection looks at all tokens of an update, which are scored before it then."""
+        return any(rule.by == "batch" for rule in self.reject)
+
+    @property
     def judges_moves(self) -> bool:
         """Whether a rejection judges r_ppo alone, which is 1 in the first update on a step's rollouts."""
         return self.rejects == "r_ppo" or any(rule.ratio == "r_ppo" for rule in self.reject)
@@ -252,6 +269,17 @@ class Clip(Kinds):
         description="recompute: π_θ/π_train_old; bypass: π_θ/π_rollout_old; decoupled: recompute, times the "
         "stop-gradient π_train_old/π_rollout_old of the token"
     )
+    proximal: Literal["recompute", "loglinear"] = Field(
+        "recompute",
+        description="π_train_old: recompute, scored by the trainer; loglinear (A-3PO), between the sampler's log-prob "
+        "and the policy's by the age of the engine's weights, (age - 1)/age of the way",
+    )
+
+    @model_validator(mode="after")
+    def _one_old_policy(self) -> Self:
+        if self.proximal == "loglinear" and self.ratio == "bypass":
+            raise ValueError("proximal: loglinear stands for π_train_old, which ratio: bypass does not use")
+        return self
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -399,6 +427,11 @@ class Arm(ArmBlocks):
         if not isinstance(given, Mapping):
             return data
         settings, others = expanded(given)
+        if "vocabulary" in others:  # a framework replays the sampler's set, and the arm says by which rule it samples
+            chosen = data.get("vocabulary")
+            if isinstance(chosen, Mapping):
+                others["vocabulary"] = {"side": others["vocabulary"]["side"], **chosen}
+            data = {name: value for name, value in data.items() if name != "vocabulary"}
         if twice := [name for name in others if data.get(name) is not None]:
             raise ValueError(f"correction.preset: {given['preset']} sets {twice[0]}: leave it out, or the preset")
         return {**data, "correction": settings, **others} if others else data
@@ -454,6 +487,11 @@ class Arm(ArmBlocks):
         several = training.minibatches > 1
         if training.minibatches > training.prompts * training.group_size:
             raise ValueError("more minibatches than responses a step")
+        if self.correction.log_ratio_penalty and training.loss_mean == "kept":
+            raise ValueError(
+                "training.loss_mean: kept rescales the whole gradient, and the term of correction.log_ratio_penalty "
+                "with it: set loss_mean: all"
+            )
         if several and self.clip is None and not (self.correction.ratio or self.deliberate):
             raise ValueError(
                 f"with {training.minibatches} minibatches all but the first train on responses of an older policy; add "
@@ -467,6 +505,11 @@ class Arm(ArmBlocks):
             raise ValueError(
                 "training.loss_mean: kept rescales the whole gradient, and a reference_kl in the loss with it: put it "
                 "in the reward, or set loss_mean: all"
+            )
+        if self.clip and self.clip.proximal == "loglinear" and self.disturbance.staleness < 2:
+            raise ValueError(
+                "clip.proximal: loglinear gives the sampler's own log-probs at an age below 2: set "
+                "disturbance.staleness, or ratio: bypass"
             )
         scored_before = several and self.clip is not None and self.clip.ratio != "bypass"
         if self.correction.normalise and training.loss_mean == "kept":

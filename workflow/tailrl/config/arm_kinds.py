@@ -164,6 +164,8 @@ def is_plain(arm: ArmBlocks) -> bool:
     bounded = correction.token_lower is not None or correction.sequence_lower is not None
     limited = correction.log_ratio_limit is not None
     later = bounded or limited or correction.reject or correction.normalise or correction.centering != "none"
+    as_engine = arm.sampler.few_bit_trainer and not arm.sampler.quantizes_trainer  # a remedy, and no twin
+    later = later or correction.log_ratio_penalty is not None or as_engine
     return not later and arm.reference_kl is None
 
 

@@ -1,6 +1,6 @@
 """The block of a study that compares its arms' gradient estimators with the exact gradient."""
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -55,6 +55,13 @@ class GradientQuality(Settings):
         (),
         description="divergences per token (k3), nats: compares every kind of mismatch at these in place of doses, "
         "with the dose of each model that has them",
+    )
+
+    causes: tuple[Literal["noise", "floor", "bias", "rounding", "old"], ...] = Field(
+        ("noise", "floor", "bias", "rounding"),
+        min_length=1,
+        description="kinds of mismatch that nats compares; old: the sampler has the weights before a step of exact "
+        "gradient ascent on the return",
     )
 
     @model_validator(mode="after")

@@ -20,6 +20,9 @@ class Preset(Settings):
     correction: dict[str, Any] = Field(default_factory=dict, description="the weights and rejections")
     clip: dict[str, Any] | None = Field(None, description="the clipped ratio; null: none of its own")
     reference_kl: dict[str, Any] | None = Field(None, description="the KL to the base policy; null: none")
+    vocabulary: dict[str, Any] | None = Field(
+        None, description="the safe set; of an arm with its own rule `side` alone counts; null: none"
+    )
     source: str = Field(description="the file that was read")
     note: str = Field("", description="whose it is, or what it leaves out")
     refused: str = Field("", description="why a study cannot have it; empty: it can")
@@ -60,5 +63,6 @@ def expanded(correction: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
         return dict(correction), {}
     if preset.refused:
         raise ValueError(f"preset: {name} is refused: {preset.refused}")
-    others = {name: block for name in ("clip", "reference_kl") if (block := getattr(preset, name)) is not None}
+    blocks = ("clip", "reference_kl", "vocabulary")
+    others = {name: block for name in blocks if (block := getattr(preset, name)) is not None}
     return {**preset.correction, **{key: value for key, value in correction.items() if key != "preset"}}, others

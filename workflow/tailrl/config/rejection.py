@@ -11,7 +11,7 @@ Ratio = Literal["r_corr", "r_ppo", "r_rollout"]
 """Ratios of probabilities: π_train_old/π_rollout_old, the mismatch; π_θ/π_train_old, the policy's move in earlier
 updates on the same rollouts; π_θ/π_rollout_old, both."""
 
-LOG_STATISTICS = ("k1", "k2", "k3")
+LOG_STATISTICS = ("k1", "k2", "k3", "r")
 """Statistics of the log-ratio alone, which a correction's `log_ratio_limit` clamps."""
 
 SIGNED = ("k1", "tv", "kl")
@@ -20,7 +20,7 @@ SIGNED = ("k1", "tv", "kl")
 if TYPE_CHECKING:
     Statistic = str
 else:
-    Statistic = word_or_import_path("k1", "k2", "k3", "tv", "kl")
+    Statistic = word_or_import_path("k1", "k2", "k3", "r", "tv", "kl", "abs_tv", "abs_kl", "kl_both")
 
 
 class Rejection(Settings):
@@ -28,11 +28,13 @@ class Rejection(Settings):
 
     of: Statistic = Field(
         description="a token's statistic, with p over q the ratio and r = p/q: k1 = -log r; k2 = (log r)^2/2; k3 = r - "
-        "log r - 1; tv = p - q; kl = KL between (q, 1-q) and (p, 1-p), with the sign of p - q; or the import path of a "
-        "function of your own"
+        "log r - 1; r; tv = p - q; kl = KL between (q, 1-q) and (p, 1-p), with the sign of p - q; abs_tv and abs_kl: "
+        "without the sign; kl_both: the larger of the KL and its reverse; or the import path of a function of your own"
     )
-    by: Literal["token", "sum", "mean", "max"] = Field(
-        description="token: drops single tokens; sum, mean, max: over a response, which is dropped as a whole"
+    by: Literal["token", "segment", "sum", "mean", "max", "batch"] = Field(
+        description="token: drops single tokens; segment: by the mean over a segment, which is dropped as a whole; "
+        "sum, mean, max: over a response, which is dropped as a whole; batch: drops the tokens with the largest values "
+        "until the mean over the update's other tokens is at most `above`"
     )
     above: float | None = Field(None, le=LARGEST_RATIO, description="drops values above this; null: no upper limit")
     below: float | None = Field(None, le=LARGEST_RATIO, description="drops values below this; null: no lower limit")
@@ -56,10 +58,16 @@ class Rejection(Settings):
     def _possible(self) -> Self:
         if self.above is None and self.below is None:
             raise ValueError("a rejection needs above or below")
-        if self.below is not None and not self.signed:
+        if self.below is not None and not (self.signed or self.of == "r"):
             raise ValueError(f"of: {self.of} is never below 0: leave out below")
         if self.above is not None and self.above <= 0 and not self.signed:
             raise ValueError(f"of: {self.of} is never below 0: above must exceed 0")
+        if self.by == "batch" and (self.above is None or self.below is not None or self.when != "always"):
+            raise ValueError("by: batch needs above alone, and when: always")
+        if self.by == "batch" and self.signed:
+            raise ValueError(
+                f"of: {self.of} has either sign, so that by: batch has no largest values: take k2 or abs_kl"
+            )
         if self.below is not None and self.by == "max":
             raise ValueError("by: max has no lower limit, which a response's largest value says nothing of")
         if None not in (self.above, self.below) and not self.below < self.above:  # type: ignore[operator]

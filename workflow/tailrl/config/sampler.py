@@ -66,6 +66,11 @@ class SamplerSettings(Kinds):
         return self.TRAINERS_BITS and self.quantized
 
     @property
+    def few_bit_trainer(self) -> bool:
+        """Whether the trainer computes with the engine's few bits, of a twin or as a remedy."""
+        return self.quantizes_trainer
+
+    @property
     def sharing(self) -> int:
         """Ranks that share one engine."""
         return 1
@@ -148,11 +153,22 @@ class VllmSettings(FewBits):
         description="whether vLLM runs its model without compiling it; compiling takes half a minute and pays off in "
         "long runs; null: true on a CPU, false on a GPU",
     )
+    quantized_trainer: bool = Field(
+        False,
+        description="the trainer computes with the engine's few bits too, of weights, activations and cached keys and "
+        "values, and takes its gradient there (straight-through), as quantisation-aware training does: a remedy, which "
+        "leaves the mismatch of rounding",
+    )
     routes: bool = Field(
         False,
         description="vLLM says which experts of a mixture it chose for every token, so that flips are counted and "
         "training.routing_replay can use them; it then runs a prompt once for each of its responses",
     )
+
+    @property
+    def few_bit_trainer(self) -> bool:
+        """See `quantized_trainer`."""
+        return self.quantized_trainer
 
     @property
     def sharing(self) -> int:
@@ -173,6 +189,12 @@ class VllmSettings(FewBits):
     def _possible(self) -> Self:
         if self.quantization == "int4" and self.dtype == "float32":
             raise ValueError("quantization: int4 computes in half precision in vLLM: say dtype: bfloat16 or float16")
+        if self.quantized_trainer and not self.quantized:
+            raise ValueError("quantized_trainer needs an engine of few bits: set quantization or kv_cache_dtype")
+        if self.quantized_trainer and self.verify:
+            raise ValueError(
+                "verify samples the trainer's own policy, so that no mismatch is left: leave out one of both"
+            )
         if self.tensor_parallel > 1 and self.quantization is not None:
             raise ValueError(
                 "quantization: ranks that share an engine have slices of a row, whose scales are not the row's: leave "

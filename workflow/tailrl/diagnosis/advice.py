@@ -60,6 +60,9 @@ class AdviceRule(Record, allow_inf_nan=True):
     cleaned: float | None = None
     finding: str = ""
     beyond: str = ""
+    evidence: str
+    scope: str
+    settings: dict[str, str] = Field(default_factory=dict)
 
 
 class AdviceRules(Record):

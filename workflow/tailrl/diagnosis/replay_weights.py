@@ -87,7 +87,7 @@ def _correction(tokens: SoundTokens, correction: Correction) -> TokenWeights:
     dropped_N = np.zeros(tokens.count, bool)
     for rule in correction.reject:
         falls_X = _rejected(rule, tokens, correction.log_ratio_limit)
-        if rule.by == "token":
+        if rule.by in ("token", "segment", "batch"):
             token_T = np.where(falls_X, 0.0, token_T)
         else:
             dropped_N |= falls_X
@@ -130,9 +130,24 @@ def _sequence_ratio(tokens: SoundTokens, delta_T: FloatArray, correction: Correc
         kept_N = np.abs(_mean(judged_T, tokens)) <= most
     elif name == "reject_k3":
         kept_N = _mean(np.expm1(judged_T) - judged_T, tokens) <= most
+    elif name in REMEDY_WEIGHTS:
+        return REMEDY_WEIGHTS[name](judged_T, tokens, most)
     else:
         raise NotImplementedError(f"a remedy of objective/remedies is not replayed: {name}")
     return kept_N.astype(np.float64)
+
+
+def _geometric_mis(judged_T: FloatArray, tokens: SoundTokens, most: float) -> FloatArray:
+    ratio_N = np.exp(_mean(judged_T, tokens))
+    return np.where(ratio_N > most, 0.0, ratio_N)
+
+
+REMEDY_WEIGHTS: dict[str, Callable[[FloatArray, SoundTokens, float], FloatArray]] = {
+    "geometric_tis": lambda judged_T, tokens, most: np.minimum(np.exp(_mean(judged_T, tokens)), most),
+    "geometric_mis": _geometric_mis,
+    "mean_tis": lambda judged_T, tokens, most: np.minimum(_mean(np.exp(judged_T), tokens), most),
+}
+"""Those of `objective/remedies`."""
 
 
 def _within(log_ratio: FloatArray, most: float, least: float | None) -> BoolArray:
@@ -159,16 +174,33 @@ def _kl(ratio_T: FloatArray, logq_T: FloatArray) -> FloatArray:
     return signed_T
 
 
+def _kl_both(ratio_T: FloatArray, logq_T: FloatArray) -> FloatArray:
+    """The larger of the binary KL and its reverse."""
+    larger_T: FloatArray = np.maximum(np.abs(_kl(ratio_T, logq_T)), np.abs(_kl(-ratio_T, logq_T + ratio_T)))
+    return larger_T
+
+
 STATISTICS: dict[str, Callable[[FloatArray, FloatArray], FloatArray]] = {
     "k1": lambda ratio_T, _: -ratio_T,
     "k2": lambda ratio_T, _: ratio_T**2 / 2,
     "k3": lambda ratio_T, _: np.expm1(ratio_T) - ratio_T,
+    "r": lambda ratio_T, _: np.exp(ratio_T),
     "tv": _tv,
     "kl": _kl,
+    "abs_tv": lambda ratio_T, logq_T: np.abs(_tv(ratio_T, logq_T)),
+    "abs_kl": lambda ratio_T, logq_T: np.abs(_kl(ratio_T, logq_T)),
+    "kl_both": _kl_both,
 }
 """How far two policies are apart at a token: from log r = log p/q and log q, [T]."""
 
 REDUCTIONS = {"sum": _sum, "mean": _mean, "max": _largest}
+
+
+def _largest_kept(value_T: FloatArray, limit: float) -> float:
+    """The value up to which tokens are kept, so that their mean is at most `limit`; the smallest one is kept always."""
+    sorted_T = np.sort(value_T)
+    mean_T = np.cumsum(sorted_T) / np.arange(1, len(sorted_T) + 1)
+    return float(sorted_T[max(int(np.count_nonzero(mean_T <= limit)), 1) - 1])
 
 
 def _rejected(rule: Rejection, tokens: SoundTokens, limit: float | None) -> BoolArray:
@@ -179,7 +211,12 @@ def _rejected(rule: Rejection, tokens: SoundTokens, limit: float | None) -> Bool
         ratio_T = _limited(ratio_T, limit)
     logq_T = tokens.infer_T + delta_T if rule.ratio == "r_ppo" else tokens.infer_T
     value_X, advantage_X = STATISTICS[rule.of](ratio_T, logq_T), tokens.advantage_T
-    if rule.by != "token":
+    if rule.by == "batch":
+        dropped_T: BoolArray = value_X > _largest_kept(value_X, rule.above or 0.0)
+        return dropped_T
+    if rule.by == "segment":  # no log says where a turn ends: a response is one segment
+        value_X = _mean(value_X, tokens)[tokens.sequence_T]
+    elif rule.by != "token":
         value_X, advantage_X = REDUCTIONS[rule.by](value_X, tokens), _mean(advantage_X, tokens)
     above_X = value_X > (np.inf if rule.above is None else rule.above)
     below_X = value_X < (-np.inf if rule.below is None else rule.below)

@@ -6,6 +6,8 @@
     rejection  by a response's mean, sum or max, or by a token's value, of a statistic (`STATISTICS`)
     TRM        two of them: max_t K2 and mean_t K3, arXiv 2512.23075; OPSM: the mean of K1 where A < 0, arXiv 2512.02556
     DPPO       a token's p − q, or its binary KL, on the side that A widens, arXiv 2602.04879
+    IPO, KPop  a token's |p − q|, or its binary KL in both directions, on either side
+    M2PO       the largest (log r)² until the mean over the update's others is small enough, arXiv 2510.01161
     veto       a token ratio exp(Δ_t) below a limit (1e-4), or above another, discards the response, arXiv 2512.23087
 
 A sampled token outside V_S has trainer probability 0, hence ratio 0: any weight or veto gives its response weight 0,
@@ -25,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tailrl.config.arm import LIMITED, Correction
+from tailrl.config.arm import LIMITED, REMEDIES, Correction
 from tailrl.objective.rejections import k1, k3, rejections
 from tailrl.objective.sequences import check_packed, limited, sequence_any, sequence_mean, sequence_sum, times
 from tailrl.runtime.errors import NumericalError, StudyError
@@ -219,6 +221,7 @@ def correct(
     moved_T: Tensor | None = None,
     logp_infer_T: Tensor | None = None,
     advantage_T: Tensor | None = None,
+    segment_T: Tensor | None = None,
 ) -> Weights:
     """The weights that `correction` gives to the tokens and sequences of a micro-batch.
 
@@ -234,6 +237,7 @@ def correct(
             as before the first update.
         logp_infer_T: [T] nats, the sampler's log-probs, which rejections of tv and kl need; None where there are none.
         advantage_T: [T], the advantage of the token's sequence, whose sign some rejections need.
+        segment_T: int64 [T], each token's segment, which rejections by segment need; None: a sequence is one segment.
 
     Raises:
         StudyError: not one entry a token, no such sequence, or something that a rejection needs is missing.
@@ -248,7 +252,8 @@ def correct(
     outside_N = sequence_any(outside_T, sequence_T, count)
     delta_T, moved_T = (values_T.masked_fill(outside_T, 0.0) for values_T in (delta_T, moved_T))
     raw_N = ratio(delta_T, sequence_T, count).masked_fill(outside_N, 0.0)
-    found = weigh(delta_T, moved_T, sequence_T, count, correction, logp_infer_T, advantage_T, (outside_T, outside_N))
+    outside = (outside_T, outside_N)
+    found = weigh(delta_T, moved_T, sequence_T, count, correction, logp_infer_T, advantage_T, outside, segment_T)
     tokens_N = sequence_sum(torch.ones_like(delta_T), sequence_T, count)
     used_N = torch.where(tokens_N > 0, sequence_mean(found.weight_T, sequence_T, count), found.sequence_N)
     return Weights(
@@ -266,6 +271,7 @@ def weigh(
     logp_infer_T: Tensor | None,
     advantage_T: Tensor | None,
     outside: tuple[Tensor, Tensor] | None = None,
+    segment_T: Tensor | None = None,
 ) -> Weighed:
     """The weights alone, with no sum over a sequence that they do not need. Its arguments are those of `correct`.
 
@@ -278,7 +284,7 @@ def weigh(
     ratio_X = sequence_N.masked_fill(outside_N, 0.0) if correction.token == "none" else token_T * ~outside_T
     for rule in correction.reject:
         judged = (delta_T, moved_T, sequence_T, count, logp_infer_T, advantage_T, correction.log_ratio_limit)
-        falls_T, falls_N = rejections(rule, *judged)
+        falls_T, falls_N = rejections(rule, *judged, segment_T)
         masked_T, rejected_N = masked_T | falls_T, rejected_N | falls_N
     # Score centering knows a token's own chance to be dropped, and not a whole response's.
     alone = correction.centering != "none"
@@ -330,6 +336,9 @@ def _importance(
         sequence = weigh(judged_T, sequence_T, count, correction.limit, *lower, **bound)
         if name == "tis":
             truncated_T = truncated_T | (sequence[0] != ratio(delta_T, sequence_T, count, limit))[sequence_T]
+        elif name in REMEDIES and name.endswith("_tis"):
+            free_N = weigh(judged_T, sequence_T, count, math.inf)[0]
+            truncated_T = truncated_T | (sequence[0] != free_N)[sequence_T]
     return token, sequence, truncated_T
 
 

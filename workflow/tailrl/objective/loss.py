@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tailrl.config.arm import Clip, Correction
 from tailrl.objective.corrections import Weights, correct
+from tailrl.objective.proximal import proximal_logprobs
 from tailrl.objective.ratio_losses import OF_RESPONSES, RatioTokens, ratio_term
 from tailrl.objective.safe_set import TokenLogprobs
 from tailrl.objective.sequences import check_logprobs, check_packed, sequence_any, times
@@ -75,6 +76,20 @@ def ratio_loss(
     return -(weight_T * term_T).sum() / step_sequences, clipped_T
 
 
+def log_ratio_term(
+    correction: Correction, logp_T: Tensor, logp_infer_T: Tensor, outside_T: Tensor, step_sequences: int
+) -> Tensor:
+    """(1/B) c Σ_t (log π_θ − log π_infer)², a scalar with gradient: IPO's term, on dropped tokens too.
+
+    As `ipo_loss_fn` of PrimeIntellect-ai/prime-rl (559b44772) has it, and Kimi K2.5 (arXiv 2602.02276). A token outside
+    the trainer's set has no ratio, and adds nothing.
+    """
+    if correction.log_ratio_penalty is None:
+        return logp_T.new_zeros(())
+    log_ratio_T = (logp_T - logp_infer_T).masked_fill(outside_T, 0.0)
+    return correction.log_ratio_penalty * log_ratio_T.square().sum() / step_sequences
+
+
 def check_loss(loss: Tensor) -> None:
     """Raises NumericalError where a loss is not finite, although the log-probs are."""
     if not loss.isfinite():
@@ -101,6 +116,8 @@ def surrogate(
     clip: Clip | None,
     logp_old_T: Tensor | None = None,
     expected_T: Tensor | None = None,
+    segment_T: Tensor | None = None,
+    age_T: Tensor | None = None,
 ) -> Surrogate:
     """One micro-batch's share of the step's loss: Δ, then weights, then `policy_gradient` or `ratio_loss`.
 
@@ -116,9 +133,12 @@ def surrogate(
         logp_old_T: [T] nats, log π_train_old^mp, from before the first update on these rollouts; −inf outside V_S. None
             at the first update, where the present log-probs are the old ones.
         expected_T: [T] with gradient, `centering.expected_score`; None without centering.
+        segment_T: int64 [T], each token's segment, for rejections by segment; None: a response is one segment.
+        age_T: [T], how many versions the sampler's weights are behind, which A-3PO's clip needs.
 
     Raises:
-        StudyError: not one entry a token, no expected score for centering, or the sampler's log-probs are above 0.
+        StudyError: not one entry a token, no expected score for centering, no age for A-3PO, or the sampler's log-probs
+            are above 0.
         NumericalError: a log-prob of the sampler is not finite, one from before the first update is NaN, a weight
             overflows (`correct`), or the loss does.
     """
@@ -127,7 +147,9 @@ def surrogate(
     check_logprobs(logp_infer_T)
     if not logp_infer_T.isfinite().all():
         raise NumericalError("a log-prob of the sampler is not finite")
-    if logp_old_T is None:
+    if clip is not None and clip.proximal == "loglinear":
+        logp_old_T = proximal_logprobs(logp_T.detach(), logp_infer_T, age_T)
+    elif logp_old_T is None:
         logp_old_T = logp_T.detach()
     outside_T = logprobs.outside_T | logp_old_T.isneginf()
     logp_old_T = logp_old_T.masked_fill(outside_T, 0.0)
@@ -135,13 +157,14 @@ def surrogate(
         raise NumericalError("a log-prob of the trainer before the first update is NaN")
     delta_T = logp_old_T - logp_infer_T
     others = (logp_T.detach() - logp_old_T, logp_infer_T, advantage_T.to(delta_T.dtype))
-    weights = correct(delta_T, outside_T, sequence_T, sequences, correction, *others)
+    weights = correct(delta_T, outside_T, sequence_T, sequences, correction, *others, segment_T)
     if (correction.centering == "none") != (expected_T is None):
         raise StudyError("correction.centering needs the sampler's whole distribution at every token")
     if clip is None:
         loss = policy_gradient(logp_T, advantage_T, weights.weight_T, step_sequences)
         if expected_T is not None:
             loss = loss - policy_gradient(expected_T, advantage_T, weights.sequence_N[sequence_T], step_sequences)
+        loss = loss + log_ratio_term(correction, logp_T, logp_infer_T, outside_T, step_sequences)
         check_loss(loss)
         return Surrogate(loss, weights, torch.zeros_like(outside_T))
     # A token outside V_S has ratio 0 under each ratio: no term, no gradient.
@@ -163,5 +186,6 @@ def surrogate(
         log_ratio_limit=clip.limit,
         dual=clip.dual_bound,
     )
+    loss = loss + log_ratio_term(correction, logp_T, logp_infer_T, outside_T, step_sequences)
     check_loss(loss)
     return Surrogate(loss, weights, clipped_T & ~outside_T)

@@ -4,6 +4,7 @@ A statistic is of a token: (log ratio [T], log-prob of its denominator [T]) → 
 verl's `rollout_corr_helper.py` and `core_algos.py` (1dda039b9).
 """
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -45,7 +46,43 @@ def kl(ratio_T: Tensor, logq_T: Tensor) -> Tensor:
     return signed_T
 
 
-STATISTICS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3, "tv": tv, "kl": kl}
+def r(ratio_T: Tensor, _: Tensor) -> Tensor:
+    """r itself, whose mean over a response ms-swift and AReaL judge."""
+    return ratio_T.exp()
+
+
+def abs_tv(ratio_T: Tensor, logq_T: Tensor) -> Tensor:
+    """|p − q|: IPO keeps tokens of at most 0.3, whatever the sign of A (PrimeIntellect-ai/prime-rl, pull request 3418).
+
+    OpenRLHF 0.11.2 gates by it too (`is_correction_gating: tv`).
+    """
+    return tv(ratio_T, logq_T).abs()
+
+
+def abs_kl(ratio_T: Tensor, logq_T: Tensor) -> Tensor:
+    """KL of (q, 1−q) from (p, 1−p): OpenRLHF 0.11.2's `is_correction_gating: binary_kl`."""
+    return kl(ratio_T, logq_T).abs()
+
+
+def kl_both(ratio_T: Tensor, logq_T: Tensor) -> Tensor:
+    """The larger of the binary KL and its reverse: KPop keeps tokens of at most 0.1 (areal-project/AReaL, 1405).
+
+    D(q‖p) = q log(q/p) + (1−q) log((1−q)/(1−p)); the reverse swaps p and q.
+    """
+    return torch.maximum(abs_kl(ratio_T, logq_T), abs_kl(-ratio_T, logq_T + ratio_T))
+
+
+STATISTICS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "k1": k1,
+    "k2": k2,
+    "k3": k3,
+    "r": r,
+    "tv": tv,
+    "kl": kl,
+    "abs_tv": abs_tv,
+    "abs_kl": abs_kl,
+    "kl_both": kl_both,
+}
 
 
 def statistic(name: str) -> Callable[[Tensor, Tensor], Tensor]:
@@ -69,6 +106,26 @@ def statistic(name: str) -> Callable[[Tensor, Tensor], Tensor]:
 REDUCTIONS = {"sum": sequence_sum, "mean": sequence_mean, "max": sequence_max}
 
 
+def largest_kept(value_T: Tensor, limit: float, share_T: Tensor | None = None) -> float:
+    """The value up to which tokens are kept, so that their mean is at most `limit`; the smallest one is kept always.
+
+    M2PO with k2 and half its limit of (log r)² (arXiv 2510.01161; AReaL 1.0.4, `_get_m2po_loss_mask`): the largest
+    values are dropped one by one until the mean of the others is small enough. Tokens of equal value stay together.
+
+    Args:
+        value_T: [T], of no sign; empty: nothing is dropped.
+        limit: of the mean.
+        share_T: [T], how often each value occurs; None: once.
+    """
+    if not len(value_T):
+        return math.inf
+    sorted_T, order_T = value_T.double().sort()
+    count_T = torch.ones_like(sorted_T) if share_T is None else share_T.double()[order_T]
+    mean_T = (count_T * sorted_T).cumsum(0) / count_T.cumsum(0)
+    fitting = int((mean_T <= limit).sum().item())  # means of sorted values never fall
+    return sorted_T[max(fitting, 1) - 1].item()
+
+
 def falls(rule: Rejection, value_X: Tensor, advantage_X: Tensor | None) -> Tensor:
     """Which values the rule drops: bool, of tokens or of sequences.
 
@@ -87,6 +144,23 @@ def falls(rule: Rejection, value_X: Tensor, advantage_X: Tensor | None) -> Tenso
     return torch.where(advantage_X > 0, above_X, below_X)
 
 
+def rule_values(
+    rule: Rejection, delta_T: Tensor, moved_T: Tensor, logp_infer_T: Tensor | None, log_ratio_limit: float | None = None
+) -> Tensor:
+    """The statistic that a rule judges, of each token, [T].
+
+    Raises:
+        StudyError: the statistic needs the sampler's log-probs, and none are given.
+    """
+    if logp_infer_T is None and rule.of not in LOG_STATISTICS:
+        raise StudyError(f"correction.reject: of: {rule.of} needs the sampler's log-probs")
+    ratio_T = {"r_corr": delta_T, "r_ppo": moved_T, "r_rollout": delta_T + moved_T}[rule.ratio]
+    if rule.of in LOG_STATISTICS:
+        ratio_T = limited(ratio_T, log_ratio_limit)
+    logq_T = torch.zeros_like(delta_T) if logp_infer_T is None else logp_infer_T
+    return statistic(rule.of)(ratio_T, logq_T + delta_T if rule.ratio == "r_ppo" else logq_T)
+
+
 def rejections(
     rule: Rejection,
     delta_T: Tensor,
@@ -96,18 +170,24 @@ def rejections(
     logp_infer_T: Tensor | None,
     advantage_T: Tensor | None,
     log_ratio_limit: float | None = None,
+    segment_T: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The tokens, bool [T], and the sequences, bool [N], that a rule drops; k1, k2 and k3 are of limited log-ratios."""
+    """The tokens, bool [T], and the sequences, bool [N], that a rule drops.
+
+    Statistics of the log-ratio alone are of limited ones. `segment_T`: int64 [T], a number for each segment of the
+    micro-batch; None: each response is one. A rule `by: batch` takes these tokens for the update's: training resolves
+    it before (`tailrl.objective.batch_rules`).
+    """
     nothing_N = torch.zeros(count, dtype=torch.bool, device=delta_T.device)
-    if logp_infer_T is None and rule.of not in LOG_STATISTICS:
-        raise StudyError(f"correction.reject: of: {rule.of} needs the sampler's log-probs")
-    ratio_T = {"r_corr": delta_T, "r_ppo": moved_T, "r_rollout": delta_T + moved_T}[rule.ratio]
-    if rule.of in LOG_STATISTICS:
-        ratio_T = limited(ratio_T, log_ratio_limit)
-    logq_T = torch.zeros_like(delta_T) if logp_infer_T is None else logp_infer_T
-    value_T = statistic(rule.of)(ratio_T, logq_T + delta_T if rule.ratio == "r_ppo" else logq_T)
+    value_T = rule_values(rule, delta_T, moved_T, logp_infer_T, log_ratio_limit)
     if rule.by == "token":
         return falls(rule, value_T, advantage_T), nothing_N
+    if rule.by == "batch":
+        return value_T > largest_kept(value_T, rule.above or 0.0), nothing_N
+    if rule.by == "segment":
+        segment_T = sequence_T if segment_T is None else segment_T
+        count = int(segment_T.max().item()) + 1 if len(segment_T) else 0
+        return falls(rule, sequence_mean(value_T, segment_T, count)[segment_T], advantage_T), nothing_N
     # All tokens of a sequence have its advantage.
     advantage_N = None if advantage_T is None else sequence_mean(advantage_T, sequence_T, count)
     falls_N = falls(rule, REDUCTIONS[rule.by](value_T, sequence_T, count), advantage_N)

@@ -24,7 +24,7 @@ from tailrl.artifacts.manifest import read_digests
 from tailrl.config.jobs import Run
 from tailrl.model.forward import trained_length
 from tailrl.model.policy import encode_prompt, load_policy, load_tokenizer, required_length
-from tailrl.model.quantized import match_engine
+from tailrl.model.quantized import check_sizes, control_rounds_queries, match_engine, round_activations
 from tailrl.objective.adaptive_rho import Thresholds
 from tailrl.objective.advantages import advantages_of
 from tailrl.rollout import Decoding, make_sampler
@@ -107,12 +107,17 @@ def train(run: Run, seed: int, policy_folder: Path, problems_file: Path, out: Pa
 def _load(job: Job, policy_folder: Path) -> PreTrainedModel:
     """The policy where the run trains it, in its number format."""
     run, model = job.run, load_policy(policy_folder)
+    if (run.sampler.exact or run.sampler.few_bit_trainer) and distributed.count() > 1:
+        raise StudyError(
+            f"arm {run.arm}: an engine with the trainer's own bits, or a trainer with the engine's few bits, needs the "
+            "whole policy: run it with 1 rank"
+        )
     if run.sampler.exact:
-        if distributed.count() > 1:
-            raise StudyError(
-                f"arm {run.arm}: an engine with the trainer's own bits needs the whole policy: run it with 1 rank"
-            )
         match_engine(model, run.sampler)
+    elif run.sampler.few_bit_trainer and run.sampler.formats:
+        formats = run.sampler.formats
+        check_sizes(model, formats)
+        round_activations(model, formats, control_rounds_queries(formats))
     place(model, run.training)
     if (formats := number_formats(run)) and distributed.is_first():
         say(f"arm {run.arm}, seed {job.seed}: {formats}")
@@ -256,8 +261,9 @@ def _sample(
         rollouts, rewards_B = of_all_ranks(rollouts, scored, together)
         rewards_PG = rewards_B.reshape(settings.prompts, settings.group_size)
     advantages = advantages_of(run.estimator, torch.from_numpy(rewards_PG)).flatten().tolist()
+    age = min(state.step, run.disturbance.staleness)  # the first steps sample with the base policy
     samples = [
-        Sample(rollout, advantage, request.threshold, request.seed)
+        Sample(rollout, advantage, request.threshold, request.seed, age=age)
         for rollout, advantage, request in zip(rollouts, advantages, requests, strict=True)
     ]
     return samples, rewards_PG

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from tailrl.config.arm import Correction
 from tailrl.config.jobs import Run
 from tailrl.kernels.exact_logprobs import Scoring, exact_logprobs
 from tailrl.kernels.logprobs import constrained_logprobs
@@ -19,6 +20,7 @@ from tailrl.model.forward import head_weight, hidden_states
 from tailrl.model.policy import named_weights
 from tailrl.model.quantized import projections, rounded_weights
 from tailrl.model.routing import Routing
+from tailrl.objective.batch_rules import resolved
 from tailrl.objective.corrections import normaliser
 from tailrl.objective.disturbance import UNDISTURBED, computing_with, round_weights
 from tailrl.objective.loss import check_loss, surrogate
@@ -45,6 +47,7 @@ class Sample:
     threshold: float
     seed: int
     logp_ref_T: Tensor | None = None  # nats, the reference policy's log-probs of the tokens, on all of them
+    age: int = 0  # how many steps the weights that sampled are behind
 
 
 Scored = tuple[TokenLogprobs, Tensor | None, Tensor | None]
@@ -191,7 +194,8 @@ def _forward(
     if before is not None and run.clip is not None and run.clip.ratio != "bypass":
         old_T = before.in_set().to(device)
     infer = (logp_infer_T, advantage_T, batch.sequence_T)
-    scored = surrogate(logprobs, *infer, len(chosen), samples, run.correction, run.clip, old_T, expected_T)
+    age_T = torch.tensor([s.age for s in chosen], device=device)[batch.sequence_T]
+    scored = surrogate(logprobs, *infer, len(chosen), samples, run.correction, run.clip, old_T, expected_T, age_T=age_T)
     total, reference_T = scored.loss, None
     if run.reference_kl is not None:
         reference_T = torch.cat([cast(Tensor, s.logp_ref_T) for s in chosen]).to(device)
@@ -251,15 +255,18 @@ def update(
     count = run.training.minibatches
     order = np.random.default_rng(seed).permutation(len(samples)) if count > 1 else np.arange(len(samples))
     old = None
-    if count > 1:
+    if count > 1 or run.correction.judges_batch:
         with watch.phase("forward"), computing_at(model, run, delayed), tensor_floats(run.sampler):
             old = old_logprobs(model, samples, run)
     for part in np.array_split(order, count):
         chosen = [samples[i] for i in part]
         before = None if old is None else [old[i] for i in part]
         done = len(record.parts)
+        judged = run
+        if before is not None and run.correction.judges_batch:
+            judged = run.model_copy(update={"correction": of_update(run.correction, chosen, before)})
         with computing_at(model, run, delayed), tensor_floats(run.sampler):
-            losses.append(accumulate_gradients(model, chosen, run, watch, record, before))
+            losses.append(accumulate_gradients(model, chosen, judged, watch, record, before))
         # Numbers within this update become numbers within the step.
         record.parts[done:] = [replace(p, number_N=torch.from_numpy(part)[p.number_N]) for p in record.parts[done:]]
         if run.training.loss_mean == "kept":
@@ -273,6 +280,18 @@ def update(
     return float(np.mean(losses)), float(np.mean(norms)), record
 
 
+def of_update(correction: Correction, samples: Sequence[Sample], old: Sequence[TokenLogprobs]) -> Correction:
+    """The correction with rules over the batch as limits of single tokens, which all tokens of the update give.
+
+    `old`: the trainer's log-probs of each sample's tokens before the first update on the step's rollouts.
+    """
+    before = TokenLogprobs.joined(old)
+    inside_T = ~before.outside_T.cpu()
+    infer_T = torch.from_numpy(np.concatenate([sample.rollout.logp_infer_T for sample in samples]))[inside_T]
+    delta_T = before.in_set().cpu()[inside_T] - infer_T
+    return resolved(correction, delta_T, torch.zeros_like(delta_T), infer_T)
+
+
 def computing_at(
     model: PreTrainedModel, run: Run, delayed: Sequence[tuple[str, Tensor]] | None
 ) -> AbstractContextManager[None]:
@@ -281,10 +300,10 @@ def computing_at(
     Delayed weights are those that the engine was handed: already as coarse as the disturbance makes them.
     """
     coarse = run.disturbance.weights if run.disturbance.side == "both" else None
-    if delayed is None and coarse is None and not run.sampler.quantizes_trainer:
+    if delayed is None and coarse is None and not run.sampler.few_bit_trainer:
         return nullcontext()
     weights = round_weights(named_weights(model), coarse) if delayed is None else delayed
-    quantized = projections(model) if run.sampler.quantizes_trainer else frozenset()
+    quantized = projections(model) if run.sampler.few_bit_trainer else frozenset()
     return computing_with(model, rounded_weights(weights, quantized, run.sampler.formats))
 
 

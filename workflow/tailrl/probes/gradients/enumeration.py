@@ -109,7 +109,10 @@ MISMATCHES: dict[str, Callable[[Tensor, float, torch.Generator], Tensor]] = {
     function.__name__: function for function in (noise, floor, bias, rounding)
 }
 
-DOSES = {"noise": (1e-5, 10.0), "floor": (1e-8, 0.99), "bias": (1e-5, 10.0), "rounding": (1e-4, 2.0)}
+OLD = "old"
+"""The kind of mismatch of a sampler with the policy's earlier weights."""
+
+DOSES = {"noise": (1e-5, 10.0), "floor": (1e-8, 0.99), "bias": (1e-5, 10.0), "rounding": (1e-4, 2.0), OLD: (1e-3, 1e3)}
 """The smallest and the largest dose that `dose_at` tries."""
 
 DOSES_TRIED, TIMES_NARROWED = 64, 3
@@ -122,6 +125,22 @@ def sampler_logits(logits_SV: Tensor, mismatch: str, dose: float, *seed: object)
     return MISMATCHES[mismatch](logits_SV, dose, generator)
 
 
+def old_weights(model: SequenceModel, dose: float) -> Tensor:
+    """The logits before a step of exact gradient ascent on the return: −dose ∇J/|∇J|, float64 [S, V].
+
+    It is no random direction: the trainer has moved towards reward, as in a run whose engine lags behind.
+    """
+    step_SV = return_gradient(model)
+    return model.logits_SV - dose * step_SV / step_SV.norm()
+
+
+def disturbed(model: SequenceModel, mismatch: str, dose: float, *seed: object) -> Tensor:
+    """The sampler's logits of a model, by a kind of `MISMATCHES` or `OLD`, float64 [S, V]."""
+    if mismatch == OLD:
+        return old_weights(model, dose)
+    return sampler_logits(model.logits_SV, mismatch, dose, *seed)
+
+
 def dose_at(model: SequenceModel, mismatch: str, nats: float, *seed: object) -> float:
     """The dose at which the mismatch has this divergence per token; of several, or of none, one of the nearest.
 
@@ -131,7 +150,7 @@ def dose_at(model: SequenceModel, mismatch: str, nats: float, *seed: object) -> 
     best = low
     for _ in range(TIMES_NARROWED):
         doses = torch.logspace(math.log10(low), math.log10(high), DOSES_TRIED, dtype=torch.float64).tolist()
-        apart = [abs(divergence(model, sampler_logits(model.logits_SV, mismatch, d, *seed)) - nats) for d in doses]
+        apart = [abs(divergence(model, disturbed(model, mismatch, d, *seed)) - nats) for d in doses]
         place = min(range(DOSES_TRIED), key=apart.__getitem__)
         best, low, high = doses[place], doses[max(place - 1, 0)], doses[min(place + 1, DOSES_TRIED - 1)]
     return best

@@ -14,18 +14,18 @@ from tailrl.artifacts.records import write_record
 from tailrl.config.arm import Arm
 from tailrl.config.gradients import NO_MISMATCH, GradientQuality, Gradients
 from tailrl.config.source_files import at_start, job_files
+from tailrl.objective.batch_rules import resolved
 from tailrl.objective.centering import expected_score
 from tailrl.objective.loss import surrogate
 from tailrl.objective.safe_set import safe_set, token_logprobs
 from tailrl.probes.gradients.enumeration import (
-    MISMATCHES,
     SequenceModel,
     constrained,
+    disturbed,
     divergence,
     dose_at,
     random_model,
     return_gradient,
-    sampler_logits,
 )
 from tailrl.probes.gradients.moments import Terms, draw_steps, mean_and_variance
 from tailrl.runtime.errors import StudyError
@@ -54,20 +54,29 @@ def response_terms(model: SequenceModel, logits_infer_SV: Tensor, arm: Arm) -> T
         expected_T = expected_score(logp_TV, logp_infer_SV[state_T], arm.correction)
     responses, length = model.reward_KN.numel(), model.tokens_NT.shape[1]
     sign_T = (2 * model.reward_KN - 1).flatten().repeat_interleave(length)
+    # A response that the sampler cannot draw has probability 0: any finite number will do.
+    infer_T = logp_infer_KNT.flatten().nan_to_num(neginf=0.0)
+    chance_KN = logp_infer_KNT.sum(-1).exp()
+    correction = arm.correction
+    if correction.judges_batch:
+        # A batch varies with its responses; here it has them as often as the sampler draws them, as a large batch.
+        inside_T = ~logprobs.outside_T
+        delta_T = (logprobs.logp_T.detach() - infer_T)[inside_T]
+        share_T = chance_KN.flatten().repeat_interleave(length)[inside_T]
+        correction = resolved(correction, delta_T, torch.zeros_like(delta_T), infer_T[inside_T], share_T)
     part = surrogate(
         logprobs,
-        # A response that the sampler cannot draw has probability 0: any finite number will do.
-        logp_infer_KNT.flatten().nan_to_num(neginf=0.0),
+        infer_T,
         sign_T,
         torch.arange(responses).repeat_interleave(length),
         responses,
         1,
-        arm.correction,
+        correction,
         arm.clip,
         expected_T=expected_T,
+        age_T=torch.full_like(tokens_T, arm.disturbance.staleness),
     )
     (slope_TV,) = torch.autograd.grad(part.loss, logits_TV)
-    chance_KN = logp_infer_KNT.sum(-1).exp()
     mean_weight = 1.0
     if arm.correction.normalise:
         # The mean of a batch varies with its responses; here it is its expectation, as of a large batch.
@@ -100,6 +109,11 @@ def measure(settings: Gradients) -> Iterator[Quality]:
     for name, arm in settings.arms.items():
         if arm.reference_kl is not None:
             raise StudyError(f"arms.{name}.reference_kl: the tiny models of gradient_quality have no base policy")
+        if arm.correction.log_ratio_penalty is not None:
+            raise StudyError(
+                f"arms.{name}.correction.log_ratio_penalty: gradient_quality compares terms that an advantage "
+                "multiplies, and this one has none"
+            )
         if arm.vocabulary.rhos and arm.vocabulary.threshold(quality.vocabulary_size) > 0:
             raise StudyError(
                 f"arms.{name}.vocabulary: a rho of {arm.vocabulary.rhos[0]} is above 1 for the "
@@ -107,7 +121,7 @@ def measure(settings: Gradients) -> Iterator[Quality]:
             )
     doses = [(NO_MISMATCH, 0.0)]
     if quality.nats:
-        doses += [(kind, nats) for kind in MISMATCHES for nats in quality.nats]
+        doses += [(kind, nats) for kind in quality.causes for nats in quality.nats]
     else:
         doses += [(kind, dose) for kind, values in quality.doses.model_dump().items() for dose in values]
     for index in range(quality.models):
@@ -119,7 +133,7 @@ def measure(settings: Gradients) -> Iterator[Quality]:
             logits_infer_SV = model.logits_SV
             if kind != NO_MISMATCH:
                 given = dose_at(model, kind, dose, quality.seed, index) if quality.nats else dose
-                logits_infer_SV = sampler_logits(logits_infer_SV, kind, given, quality.seed, index)
+                logits_infer_SV = disturbed(model, kind, given, quality.seed, index)
             nats = divergence(model, logits_infer_SV)
             for name, arm in settings.arms.items():
                 values = estimator_quality(model, logits_infer_SV, arm, quality, seed)
