@@ -6,6 +6,7 @@ sets. Given lines of configuration, such as `tailrl diagnose` shows, are parsed 
 """
 
 import ast
+import os
 import re
 import runpy
 import shlex
@@ -678,7 +679,8 @@ def nemo_rl(folder: Path, texts: Texts) -> Cases:
 
 def areal(folder: Path, texts: Texts) -> Cases:
     """`grpo_loss_fn` with the defaults of `PPOActorConfig`; its casts to float32 are taken off."""
-    stubs = ("ray", "torchdata", "megatron", "mbridge", "sglang", "areal.infra", "areal.experimental")
+    stubs = ("ray", "torchdata", "megatron", "mbridge", "sglang", "colorlog", "areal.infra", "areal.experimental")
+    stubs += ("areal.utils.stats_logger",)
     with importable(folder, stubs=stubs):
         from areal.api.cli_args import PPOActorConfig, RejectionSamplingConfig
         from areal.trainer.ppo.actor import grpo_loss_fn
@@ -701,7 +703,10 @@ def areal(folder: Path, texts: Texts) -> Cases:
                 }
                 if not approximate:
                     given["prox_logp"] = batch.train_NL if decoupled else batch.infer_NL
-                with mock.patch.object(Tensor, "float", lambda tensor: tensor):
+                with (
+                    mock.patch.object(Tensor, "float", Tensor.double),
+                    mock.patch("areal.trainer.ppo.actor.stats_tracker"),  # it takes float32 alone
+                ):
                     found = grpo_loss_fn(
                         new_NL, torch.zeros_like(new_NL), given, current_version=9 if approximate else None, **settings
                     )
@@ -739,18 +744,19 @@ def areal(folder: Path, texts: Texts) -> Cases:
 
 
 def roll(folder: Path, texts: Texts) -> Cases:
-    """`ActorWorker.loss_func` with the defaults of `PPOConfig` and of `TrainInferCorrectionConfig`."""
-    stubs = ("ray", "codetiming", "roll.pipeline.base_worker", "roll.distributed", "roll.models", "roll.platforms")
+    """`ActorWorker.loss_func` with the defaults of `RLVRConfig` and of `TrainInferCorrectionConfig`."""
+    stubs = ("ray", "imageio", "roll.pipeline.base_worker", "roll.distributed", "roll.models", "roll.platforms")
     with importable(folder, stubs=stubs):
+        os.environ["ROLL_LOG_DIR"] = mkdtemp()
         from roll.configs.base_config import (
-            PPOConfig,
             TrainInferCorrectionConfig,
             TrainInferFilterConfig,
             TrainInferISWeightConfig,
         )
         from roll.pipeline.rlvr.actor_worker import ActorWorker
+        from roll.pipeline.rlvr.rlvr_config import RLVRConfig
 
-        defaults = {each.name: each.default for each in fields(PPOConfig)}
+        defaults = {each.name: each.default for each in fields(RLVRConfig)}
 
         def run(correction: Any) -> Run:
             def loss(batch: Batch, new_NL: Tensor) -> tuple[Tensor, Tensor]:

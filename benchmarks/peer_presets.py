@@ -28,7 +28,7 @@ from tailrl.config.arm import Arm, Correction
 from tailrl.config.presets import frameworks, presets
 from tailrl.diagnosis.replay import catalogue, configuration
 from tailrl.objective.corrections import normaliser
-from tailrl.objective.loss import surrogate
+from tailrl.objective.loss import log_ratio_term, surrogate
 from tailrl.objective.reference_kl import kl_loss, reward_penalty
 from tailrl.objective.safe_set import TokenLogprobs
 
@@ -97,6 +97,9 @@ def ours(arm: Arm, case: Case, batch: Batch, advantage_N: Tensor) -> tuple[Tenso
     zero_T = torch.zeros_like(old_T)
     scored = TokenLogprobs(new_T, new_T.detach(), zero_T, sequence_T, zero_T, inside_T)
 
+    # The framework's mean is over this term's tokens too, which no advantage scales.
+    weights = arm.correction.model_copy(update={"log_ratio_penalty": None})
+
     def of(scale_N: Tensor) -> Any:
         advantage_T = (advantage_N * scale_N)[sequence_T]
         return surrogate(
@@ -106,7 +109,7 @@ def ours(arm: Arm, case: Case, batch: Batch, advantage_N: Tensor) -> tuple[Tenso
             sequence_T,
             len(LENGTHS),
             1,
-            arm.correction,
+            weights,
             clip,
             logp_old_T=old_T,
             segment_T=batch.segment_T,
@@ -117,6 +120,10 @@ def ours(arm: Arm, case: Case, batch: Batch, advantage_N: Tensor) -> tuple[Tenso
     kept_NL = torch.zeros_like(mask_NL).masked_scatter(mask_NL, kept_T)
     found = of(share_of(case.mean, mask_NL, kept_NL))
     loss = found.loss / normaliser(arm.correction, found.weights.ratio_X)
+    if arm.correction.log_ratio_penalty is not None:
+        for n, share in enumerate(share_of(case.mean, mask_NL, kept_NL)):
+            row_T = sequence_T == n
+            loss = loss + share * log_ratio_term(arm.correction, new_T[row_T], infer_T[row_T], inside_T[row_T], 1)
     if reference_kl is not None and reference_kl.where == "loss":
         share_N = share_of(case.kl_mean or case.mean, mask_NL, kept_NL)
         for n, share in enumerate(share_N):

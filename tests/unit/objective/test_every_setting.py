@@ -139,7 +139,7 @@ def test_every_field_is_tried() -> None:
 
 
 @pytest.mark.parametrize("of", STATISTICS)
-@pytest.mark.parametrize("by", ["token", *REDUCTIONS])
+@pytest.mark.parametrize("by", ["token", "segment", *REDUCTIONS])
 def test_every_part_of_a_rejection_acts_or_is_refused(of: str, by: str) -> None:
     base = {"of": of, "by": by, "above": 0.3}
     plain = Correction(reject=(Rejection.model_validate(base),))

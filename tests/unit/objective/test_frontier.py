@@ -73,7 +73,7 @@ def test_a_token_outside_the_trainers_set_is_not_pulled() -> None:
             {"clip": {"ratio": "decoupled", "proximal": "loglinear"}, "correction": {"token": "tis"}},
             "clip.ratio: decoupled already divides by the sampler's probability",
         ),
-        ({"correction": {"token": "tis", "sequence": "mean_tis"}}, "both weigh by the ratio"),
+        ({"correction": {"token": "tis", "sequence": "geometric_tis"}}, "both weigh by the ratio"),
         ({"sampler": {"quantized_trainer": True}}, "quantized_trainer needs an engine of few bits"),
         (
             {"sampler": {"quantization": "int8", "verify": True, "quantized_trainer": True}},
@@ -87,9 +87,9 @@ def test_what_counts_twice_is_refused(arm: dict[str, object], words: str) -> Non
     assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["geometric_tis", "geometric_mis", "mean_tis"])
+@pytest.mark.parametrize("name", ["geometric_tis", "geometric_mis"])
 def test_weights_of_a_response_by_a_mean(name: str) -> None:
-    """AReaL's and ROLL's geometric means, and ms-swift's mean of ratios, one response at a time."""
+    """AReaL's, ROLL's and ms-swift's geometric means, one response at a time."""
     lengths = [3, 1, 5, 0, 2]
     sequence = torch.tensor([n for n, length in enumerate(lengths) for _ in range(length)])
     delta = torch.tensor(rng.normal(0, 0.8, len(sequence)))
@@ -97,11 +97,8 @@ def test_weights_of_a_response_by_a_mean(name: str) -> None:
         wanted = []
         for n in range(len(lengths)):
             own = delta[sequence == n].tolist()
-            mean = math.exp(math.fsum(own) / max(len(own), 1)) if name != "mean_tis" else 1.0
-            if name == "mean_tis" and own:
-                mean = math.fsum(map(math.exp, own)) / len(own)
-            cut = 0.0 if name.endswith("mis") and mean > threshold else min(mean, threshold)
-            wanted.append(1.0 if name == "mean_tis" and not own else cut)
+            mean = math.exp(math.fsum(own) / max(len(own), 1))
+            wanted.append(0.0 if name.endswith("mis") and mean > threshold else min(mean, threshold))
         weight, rejected = sequence_weight(name)(delta, sequence, len(lengths), threshold)
         assert weight.tolist() == pytest.approx(wanted, rel=1e-12)
         assert rejected.tolist() == [w == 0 for w in wanted]

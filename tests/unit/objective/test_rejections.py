@@ -36,7 +36,7 @@ def statistic(of: str, logp: float, logq: float) -> float:
         forth, back = (a * math.log(a / b) + (1 - a) * math.log((1 - a) / (1 - b)) for a, b in ((q, p), (p, q)))
         return forth if of == "abs_kl" else max(forth, back)
     r = p / q
-    return {"k1": -math.log(r), "k2": math.log(r) ** 2 / 2, "k3": r - 1 - math.log(r), "r": r}[of]
+    return {"k1": -math.log(r), "k2": math.log(r) ** 2 / 2, "k3": r - 1 - math.log(r)}[of]
 
 
 def drops(rule: Rejection, value: float, advantage: float) -> bool:
@@ -71,7 +71,7 @@ def corrected(correction: Correction, **other: Any) -> Weights:
     return correct(old - infer, outside, sequence, len(LENGTHS), correction, new - old, **given)
 
 
-LIMITS = {"k1": 0.15, "k2": 0.02, "k3": 0.02, "r": 1.1, "tv": 0.04, "kl": 0.01}
+LIMITS = {"k1": 0.15, "k2": 0.02, "k3": 0.02, "tv": 0.04, "kl": 0.01}
 LIMITS |= {"abs_tv": 0.06, "abs_kl": 0.02, "kl_both": 0.02}
 RULES = [
     Rejection(of=of, by=by, above=scale * LIMITS[of], ratio=ratio, when=when)  # type: ignore[arg-type]

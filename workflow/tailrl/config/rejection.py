@@ -11,7 +11,7 @@ Ratio = Literal["r_corr", "r_ppo", "r_rollout"]
 """Ratios of probabilities: π_train_old/π_rollout_old, the mismatch; π_θ/π_train_old, the policy's move in earlier
 updates on the same rollouts; π_θ/π_rollout_old, both."""
 
-LOG_STATISTICS = ("k1", "k2", "k3", "r")
+LOG_STATISTICS = ("k1", "k2", "k3")
 """Statistics of the log-ratio alone, which a correction's `log_ratio_limit` clamps."""
 
 SIGNED = ("k1", "tv", "kl")
@@ -20,7 +20,7 @@ SIGNED = ("k1", "tv", "kl")
 if TYPE_CHECKING:
     Statistic = str
 else:
-    Statistic = word_or_import_path("k1", "k2", "k3", "r", "tv", "kl", "abs_tv", "abs_kl", "kl_both")
+    Statistic = word_or_import_path("k1", "k2", "k3", "tv", "kl", "abs_tv", "abs_kl", "kl_both")
 
 
 class Rejection(Settings):
@@ -28,7 +28,7 @@ class Rejection(Settings):
 
     of: Statistic = Field(
         description="a token's statistic, with p over q the ratio and r = p/q: k1 = -log r; k2 = (log r)^2/2; k3 = r - "
-        "log r - 1; r; tv = p - q; kl = KL between (q, 1-q) and (p, 1-p), with the sign of p - q; abs_tv and abs_kl: "
+        "log r - 1; tv = p - q; kl = KL between (q, 1-q) and (p, 1-p), with the sign of p - q; abs_tv and abs_kl: "
         "without the sign; kl_both: the larger of the KL and its reverse; or the import path of a function of your own"
     )
     by: Literal["token", "segment", "sum", "mean", "max", "batch"] = Field(
@@ -58,7 +58,7 @@ class Rejection(Settings):
     def _possible(self) -> Self:
         if self.above is None and self.below is None:
             raise ValueError("a rejection needs above or below")
-        if self.below is not None and not (self.signed or self.of == "r"):
+        if self.below is not None and not self.signed:
             raise ValueError(f"of: {self.of} is never below 0: leave out below")
         if self.above is not None and self.above <= 0 and not self.signed:
             raise ValueError(f"of: {self.of} is never below 0: above must exceed 0")

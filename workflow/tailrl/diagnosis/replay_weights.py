@@ -145,7 +145,6 @@ def _geometric_mis(judged_T: FloatArray, tokens: SoundTokens, most: float) -> Fl
 REMEDY_WEIGHTS: dict[str, Callable[[FloatArray, SoundTokens, float], FloatArray]] = {
     "geometric_tis": lambda judged_T, tokens, most: np.minimum(np.exp(_mean(judged_T, tokens)), most),
     "geometric_mis": _geometric_mis,
-    "mean_tis": lambda judged_T, tokens, most: np.minimum(_mean(np.exp(judged_T), tokens), most),
 }
 """Those of `objective/remedies`."""
 
@@ -184,7 +183,6 @@ STATISTICS: dict[str, Callable[[FloatArray, FloatArray], FloatArray]] = {
     "k1": lambda ratio_T, _: -ratio_T,
     "k2": lambda ratio_T, _: ratio_T**2 / 2,
     "k3": lambda ratio_T, _: np.expm1(ratio_T) - ratio_T,
-    "r": lambda ratio_T, _: np.exp(ratio_T),
     "tv": _tv,
     "kl": _kl,
     "abs_tv": lambda ratio_T, logq_T: np.abs(_tv(ratio_T, logq_T)),

@@ -46,11 +46,6 @@ def kl(ratio_T: Tensor, logq_T: Tensor) -> Tensor:
     return signed_T
 
 
-def r(ratio_T: Tensor, _: Tensor) -> Tensor:
-    """r itself, whose mean over a response ms-swift and AReaL judge."""
-    return ratio_T.exp()
-
-
 def abs_tv(ratio_T: Tensor, logq_T: Tensor) -> Tensor:
     """|p − q|: IPO keeps tokens of at most 0.3, whatever the sign of A (PrimeIntellect-ai/prime-rl, pull request 3418).
 
@@ -76,7 +71,6 @@ STATISTICS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "k1": k1,
     "k2": k2,
     "k3": k3,
-    "r": r,
     "tv": tv,
     "kl": kl,
     "abs_tv": abs_tv,
