@@ -53,6 +53,7 @@ class Batch:
 
 
 Run = Callable[[Batch, Tensor], tuple[Tensor, Tensor]]
+Scores = Callable[[Tensor, Tensor, Tensor], Tensor]  # logits [T, V], tokens [T], the kept set [T, V] → log-probs [T]
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ class Case:
     value: bool = True  # whether the loss's value is compared, beside its gradient
     rewards: Callable[[Batch], Tensor] | None = None  # [N], less a KL; the rewards themselves are the advantages
     gaps: bool = False  # whether the masks have gaps, as several turns give them
+    scores: Scores | None = None  # in place of `run`, of a framework that replays a sampler's set
 
 
 Cases = Iterator[Case]
@@ -287,6 +289,8 @@ def skyrl(folder: Path, texts: Texts) -> Cases:
             PolicyLossRegistry,
             apply_loss_reduction_to_advantages_minibatch,
         )
+        from skyrl.backends.skyrl_train.utils.sample_support import SAMPLE_SUPPORT_PADDING, SAMPLE_SUPPORT_TORCH_DTYPE
+        from skyrl.backends.skyrl_train.utils.sample_support_replay import sample_support_scores
         from skyrl.backends.skyrl_train.workers.worker import PolicyWorkerBase
         from skyrl.train.config.config import AlgorithmConfig, OffPolicyCorrectionConfig, SkyRLTrainConfig
 
@@ -337,6 +341,23 @@ def skyrl(folder: Path, texts: Texts) -> Cases:
             settings.dppo.dppo_type = kind
             settings.dppo.delta_low = settings.dppo.delta_high = delta
             yield Case(f"dppo_{kind}", f"{function}, dppo", run(settings), "tokens", moved=False, value=False)
+
+        def replayed(logits_TV: Tensor, tokens_T: Tensor, kept_TV: Tensor) -> Tensor:
+            """A row of the support for each token, padded as the sampler's capture pads it."""
+            width = int(kept_TV.sum(-1).max())
+            support_TK = torch.full((len(tokens_T), width), SAMPLE_SUPPORT_PADDING, dtype=SAMPLE_SUPPORT_TORCH_DTYPE)
+            for place, row_V in enumerate(kept_TV):
+                tokens_K = row_V.nonzero().squeeze(-1)
+                support_TK[place, : len(tokens_K)] = tokens_K.to(SAMPLE_SUPPORT_TORCH_DTYPE)
+            vocabulary = {"vocab_start_index": 0, "vocab_end_index": logits_TV.shape[1]}
+            scores = sample_support_scores(logits_TV, tokens_T, support_TK, **vocabulary, tp_group=None)
+            found: Tensor = scores.logprobs
+            return found
+
+        def unused(*_: Any) -> Any:
+            raise AssertionError("a replay is compared by its log-probs")
+
+        yield Case("replay", "sample_support_scores", unused, "tokens", scores=replayed)
         for mode in ("gspo", "sapo"):
             settings = AlgorithmConfig(policy_loss_type=mode, loss_reduction="sequence_mean", use_kl_loss=False)
             yield Case(mode, f"{function}, {mode}", run(settings), "responses")

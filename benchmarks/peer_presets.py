@@ -12,6 +12,7 @@ ours adds them up, and gets the same average here. Their clamps (log-ratios at 2
 import argparse
 import csv
 import json
+import math
 import os
 import subprocess
 import sys
@@ -30,7 +31,7 @@ from tailrl.diagnosis.replay import catalogue, configuration
 from tailrl.objective.corrections import normaliser
 from tailrl.objective.loss import log_ratio_term, surrogate
 from tailrl.objective.reference_kl import kl_loss, reward_penalty
-from tailrl.objective.safe_set import TokenLogprobs
+from tailrl.objective.safe_set import TokenLogprobs, safe_set, token_logprobs
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 LENGTHS = (1, 3, 17, 40, 8, 60, 2, 25)
@@ -165,6 +166,30 @@ def difference(arm: Arm, case: Case, batch: Batch) -> float:
     return max(found)
 
 
+def replay_difference(case: Case, scale: float, seed: int) -> float:
+    """The largest difference of log-probs on the sampler's set, and of their gradient by the trainer's logits.
+
+    The set is the sampler's min-p; the trainer's logits are `scale` away from the sampler's.
+    """
+    assert case.scores is not None
+    generator = torch.Generator().manual_seed(seed)
+    count, vocabulary = sum(LENGTHS), 24
+    infer_TV = 2 * torch.randn(count, vocabulary, generator=generator, dtype=torch.float64)
+    moved_TV = infer_TV + scale * torch.randn(count, vocabulary, generator=generator, dtype=torch.float64)
+    kept_TV = safe_set(infer_TV, "min_p", math.log(0.1))
+    tokens_T = torch.where(kept_TV, torch.rand(kept_TV.shape, generator=generator, dtype=torch.float64), -1.0).argmax(
+        -1
+    )
+    advantage_T = torch.randn(count, generator=generator, dtype=torch.float64)
+    sides = []
+    for score in (case.scores, lambda *given: token_logprobs(given[0], given[1], "full", safe_TV=given[2]).logp_T):
+        logits_TV = moved_TV.clone().requires_grad_()
+        logp_T = score(logits_TV, tokens_T, kept_TV)
+        (gradient_TV,) = torch.autograd.grad((advantage_T * logp_T).sum(), logits_TV)
+        sides.append((logp_T.detach(), gradient_TV))
+    return max((one - other).abs().max().item() for one, other in zip(*sides, strict=True))
+
+
 def lines_of(name: str) -> dict[str, tuple[str, Arm]]:
     """The lines that `tailrl diagnose` shows for a framework, with the arm that they stand for, by a name."""
     shown = NAMES.get(name, name)
@@ -186,7 +211,9 @@ def rows_of(name: str) -> Iterator[dict[str, Any]]:
         preset = f"{name}/{case.mode}"
         arm = lines[case.mode][1] if known else Arm.model_validate({"correction": {"preset": preset}})
         worst = max(
-            difference(arm, case, random_batch(scale, seed, case.moved, case.gaps))
+            replay_difference(case, scale, seed)
+            if case.scores is not None
+            else difference(arm, case, random_batch(scale, seed, case.moved, case.gaps))
             for seed, scale in enumerate(SCALES * 3)
         )
         parts = ["value"] if case.value else []

@@ -33,6 +33,7 @@ from tailrl.config.vocabulary import Vocabulary
 from tailrl.kernels.whole_rows import whole_row_scores
 from tailrl.model.forward import PACKED_ATTENTION
 from tailrl.model.policy import named_weights
+from tailrl.model.quantized import round_activations
 from tailrl.objective.centering import expected_score
 from tailrl.objective.safe_set import token_logprobs
 from tailrl.planning.shapes import shape_of
@@ -59,7 +60,10 @@ def measure(repeats: int) -> dict[str, list[float]]:
     rollouts, rewards_PG = _rollouts(shape.vocabulary)
     steps = {}
     for (arm, _), entry in zip(arms.items(), entries, strict=True):
-        steps[entry["name"]] = _step(copy.deepcopy(model), study.run(arm), rollouts, rewards_PG)
+        own, run = copy.deepcopy(model), study.run(arm)
+        if run.sampler.few_bit_trainer and run.sampler.formats:
+            round_activations(own, run.sampler.formats)
+        steps[entry["name"]] = _step(own, run, rollouts, rewards_PG)
     names = list(steps)
     rounds = []
     for turn in range(repeats + 1):  # another remedy is first in each round

@@ -82,6 +82,12 @@ DEFINED: dict[str, Weigh] = {
     "reject_token_k2": lambda d, c: (float(x**2 / 2 <= c) for x in d),
     "reject_token_k3": lambda d, c: (float(math.exp(x) - 1 - x <= c) for x in d),
     "cispo": lambda d, c: (min(max(math.exp(x), 1 - c), 1 + c) for x in d),
+    "geometric_tis": everywhere(lambda d, c: min(math.exp(sum(d) / len(d)), c)),
+    "geometric_mis": everywhere(lambda d, c: math.exp(sum(d) / len(d)) * (math.exp(sum(d) / len(d)) <= c)),
+    "geometric_upper": lambda d, c: (math.exp(x) * (math.exp(sum(d) / len(d)) <= c) for x in d),
+    "roll_token_ratio": lambda d, c: (float(0.8 <= math.exp(x) <= c) for x in d),
+    "roll_geometric": everywhere(lambda d, c: float(0.8 <= math.exp(sum(d) / len(d)) <= c)),
+    "roll_sequence": everywhere(lambda d, c: float(0.8 <= math.exp(sum(d)) <= c)),
     "token_tis_normalised": lambda d, c: (min(math.exp(x), c) / MEAN_TIS for x in d),
 }
 MEAN_TIS = np.mean([min(math.exp(x), 2.0) for row in ROWS for x in row.trainer_T - row.sampler_T])
@@ -108,8 +114,15 @@ def vespo(ratio: float, advantage: float) -> float:
 def binary_kl(x: float, q: float) -> float:
     """KL of (q, 1 − q) from (p, 1 − p), with the sign of p − q."""
     p, q = math.exp(q + x), math.exp(q)
+    if p == 1 and q < 1:
+        return math.inf
     others = (1 - q) * math.log((1 - q) / (1 - p)) if q < 1 else 0.0
     return math.copysign(q * math.log(q / p) + others, p - q)
+
+
+def gap(x: float, q: float) -> float:
+    """|p − q|."""
+    return abs(math.exp(q + x) - math.exp(q))
 
 
 JUDGED: dict[str, Callable[[np.ndarray, np.ndarray, float, float], Iterator[float]]] = {
@@ -117,11 +130,20 @@ JUDGED: dict[str, Callable[[np.ndarray, np.ndarray, float, float], Iterator[floa
     "gspo": lambda d, _, a, c: iter([clipped(math.exp(d.mean()), a, 3e-4 if c == 4e-4 else c, c)] * len(d)),
     "sapo": lambda d, _, a, __: (sapo(math.exp(x), a) for x in d),
     "vespo": lambda d, _, a, __: iter([vespo(math.exp(sum(d)), a)] * len(d)),
+    "ipo": lambda d, q, _, c: (math.exp(x) * (gap(x, y) <= c) for x, y in zip(d, q, strict=True)),
+    "roll_token_diff": lambda d, q, _, c: (float(gap(x, y) <= c) for x, y in zip(d, q, strict=True)),
+    "binary_kl": lambda d, q, _, c: (math.exp(x) * (abs(binary_kl(x, y)) <= c) for x, y in zip(d, q, strict=True)),
+    "mean_binary_kl": lambda d, q, _, c: iter(
+        np.exp(d) * (np.mean([abs(binary_kl(x, y)) for x, y in zip(d, q, strict=True)]) <= c)
+    ),
+    "kpop": lambda d, q, _, c: (
+        math.exp(x) * (max(abs(binary_kl(x, y)), abs(binary_kl(-x, y + x))) <= c) for x, y in zip(d, q, strict=True)
+    ),
     "dppo_kl": lambda d, q, a, c: (
         0.0 if binary_kl(x, y) * (1 if a > 0 else -1) > c else math.exp(x) for x, y in zip(d, q, strict=True)
     ),
 }
-"""Those that depend on the advantage's sign: Δ, the sampler's log-probs, A and the threshold → weights."""
+"""Those of the advantage's sign or of both probabilities: Δ, the sampler's log-probs, A and the threshold → weights."""
 
 
 @pytest.mark.parametrize("name", [*DEFINED, *JUDGED])

@@ -127,7 +127,7 @@ LIMITS = st.none() | st.sampled_from([0.5, 20.0])
 REJECTIONS = st.builds(
     lambda **fields: valid(Rejection, **fields),
     of=st.sampled_from(list(STATISTICS)),
-    by=st.sampled_from(["token", "segment", "sum", "mean", "max", "batch"]),
+    by=st.sampled_from(["token", "segment", "sum", "mean", "max"]),
     above=st.none() | st.sampled_from([1e-3, 0.2, math.log(2)]),
     below=st.none() | st.sampled_from([-0.2, -math.log(2)]),
     ratio=st.sampled_from(["r_corr", "r_ppo", "r_rollout"]),

@@ -87,7 +87,7 @@ def _correction(tokens: SoundTokens, correction: Correction) -> TokenWeights:
     dropped_N = np.zeros(tokens.count, bool)
     for rule in correction.reject:
         falls_X = _rejected(rule, tokens, correction.log_ratio_limit)
-        if rule.by in ("token", "segment", "batch"):
+        if rule.by in ("token", "segment"):
             token_T = np.where(falls_X, 0.0, token_T)
         else:
             dropped_N |= falls_X
@@ -194,13 +194,6 @@ STATISTICS: dict[str, Callable[[FloatArray, FloatArray], FloatArray]] = {
 REDUCTIONS = {"sum": _sum, "mean": _mean, "max": _largest}
 
 
-def _largest_kept(value_T: FloatArray, limit: float) -> float:
-    """The value up to which tokens are kept, so that their mean is at most `limit`; the smallest one is kept always."""
-    sorted_T = np.sort(value_T)
-    mean_T = np.cumsum(sorted_T) / np.arange(1, len(sorted_T) + 1)
-    return float(sorted_T[max(int(np.count_nonzero(mean_T <= limit)), 1) - 1])
-
-
 def _rejected(rule: Rejection, tokens: SoundTokens, limit: float | None) -> BoolArray:
     """Which tokens, [T], or responses, [N], a rule drops."""
     delta_T = tokens.train_T - tokens.infer_T
@@ -210,8 +203,7 @@ def _rejected(rule: Rejection, tokens: SoundTokens, limit: float | None) -> Bool
     logq_T = tokens.infer_T + delta_T if rule.ratio == "r_ppo" else tokens.infer_T
     value_X, advantage_X = STATISTICS[rule.of](ratio_T, logq_T), tokens.advantage_T
     if rule.by == "batch":
-        dropped_T: BoolArray = value_X > _largest_kept(value_X, rule.above or 0.0)
-        return dropped_T
+        raise NotImplementedError("by: batch is of all tokens of an update, and a log is read in parts")
     if rule.by == "segment":  # no log says where a turn ends: a response is one segment
         value_X = _mean(value_X, tokens)[tokens.sequence_T]
     elif rule.by != "token":
