@@ -39,6 +39,13 @@ and 8 responses each (`make gradient_remedies`). The dose of each cause is the o
 |∇J|; noise is the standard deviation of a step's gradient, naive without mismatch = 1. Medians over the models. Old
 weights: the sampler's are those before a step of exact gradient ascent. A step's bias is not a run's harm, and a
 response of three tokens has a milder product than one of thousands.
+
+- At a k3 of 0.01 most thresholds are not reached: token TIS, IcePop, DPPO, IPO, KPop and A-3PO are the same there, and
+  M2PO, OPSM, the veto and ROLL's difference are naive.
+- Only the weight of a whole response removes the bias, and it adds the most noise. The geometric mean of the ratios
+  takes a little more of it than token weights, with less noise.
+- What drops whole responses by a tight limit has the least noise and nearly all the bias: little is learned.
+- Old weights leave more bias than noise of the same k3, under most remedies.
 """
 
 READ = """A loss that reads no clip refuses `low` and `high`. With A > 0 the clip bounds every term. With A < 0 nothing
