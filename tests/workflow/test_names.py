@@ -149,6 +149,15 @@ def test_a_part_has_its_own_settings_in_its_own_folder(workflow: Workflow) -> No
     assert "train naive, seed 7 of tiny/few" in shown.stdout
 
 
+@pytest.mark.parametrize("file", ["train/extra/seed0/run.json", "eval/extra.json"])
+def test_a_file_of_an_arm_that_only_another_part_has(workflow: Workflow, file: str) -> None:
+    study = workflow.write_study({"parts": {"few": {}, "more": {"arms": {"extra": {}}}}, "ablations": {}})
+    ended = workflow.run("snakemake", "--dry-run", f"results/tiny/few/{file}", "--configfile", study)
+    assert ended.returncode != 0
+    assert "tiny/few has no 'extra'; it has " in output(ended)
+    assert "KeyError" not in output(ended)
+
+
 @pytest.mark.slow  # the tests above
 def test_what_is_published_is_pooled_from_there(workflow: Workflow) -> None:
     """Parts that are here come first."""

@@ -76,8 +76,16 @@ def study_of(wildcards):
     return studies[wildcards.study]
 
 
+# A file can be asked for whose arm, engine or ablation only another part has.
+def in_part(settings, wildcards, name):
+    if name not in settings:
+        there = f"; it has {', '.join(settings)}" if settings else ""
+        raise WorkflowError(f"{wildcards.study} has no {name!r}{there}")
+    return settings[name]
+
+
 def run_of(wildcards):
-    return runs[wildcards.study][wildcards.arm]
+    return in_part(runs[wildcards.study], wildcards, wildcards.arm)
 
 
 MODEL_FILES = (
@@ -218,8 +226,14 @@ def evaluation_files(wildcards):
     return job_files("evaluate", study_of(wildcards).evaluation)
 
 
+def ablated_results(wildcards):
+    study = study_of(wildcards)
+    in_part(study.ablations, wildcards, wildcards.ablation)
+    return arm_results(wildcards.study, study.ablation_arms(wildcards.ablation))
+
+
 def seeds_of(wildcards):
-    return seeds[wildcards.study][wildcards.arm]
+    return in_part(seeds[wildcards.study], wildcards, wildcards.arm)
 
 
 def gradients_of(wildcards):
@@ -227,7 +241,9 @@ def gradients_of(wildcards):
 
 
 def comparison_of(wildcards):
-    return study_of(wildcards).compared(wildcards.engine)
+    study = study_of(wildcards)
+    in_part(study.distributions.engines, wildcards, wildcards.engine)
+    return study.compared(wildcards.engine)
 
 
 def trainers_own(wildcards):

@@ -70,9 +70,7 @@ rule summarise:
 
 rule ablation:
     input:
-        results=lambda wildcards: arm_results(
-            wildcards.study, study_of(wildcards).ablation_arms(wildcards.ablation)
-        ),
+        results=ablated_results,
     output:
         table=f"{R}/ablations/{{ablation}}.md",
         page=f"{R}/ablations/{{ablation}}.html",
