@@ -78,15 +78,22 @@ def train(
     ranks: Annotated[int, Option(parser=units, metavar="N", help="processes that share the run")] = 1,
 ) -> None:
     """Train one arm with one seed."""
+    run = parse_settings(Run, settings)
+    if run.training.backend == "verl":
+        at_start(job_files("train", run))
+        with without(UNUSED):
+            from tailrl.training.verl import train as train_by_verl
+
+        train_by_verl(run, seed, policy, problems, out, wandb, ranks)
+        _write_card(out)
+        return
     if "RANK" not in os.environ and take(ranks) and ranks > 1:
         enough_shared_memory(ranks)
     if ranks > 1 and "RANK" not in os.environ:
         _launch(ranks)
         return
-    run = parse_settings(Run, settings)
     at_start(job_files("train", run))
     with without(UNUSED):
-        from tailrl.evaluation.model_card import write_card
         from tailrl.planning.fits import check_training
         from tailrl.training.loop import train as train_run
 
@@ -94,7 +101,13 @@ def train(
     train_run(run, seed, policy, problems, out, wandb)
     if os.environ.get("RANK", "0") != "0":
         return
-    # Not in the loop: an edit of the card's words makes no run stale, and a run without its card is kept.
+    _write_card(out)
+
+
+def _write_card(out: Path) -> None:
+    """Not in the loop: an edit of the card's words makes no run stale, and a run without its card is kept."""
+    from tailrl.evaluation.model_card import write_card
+
     try:
         write_card(out)
     except (StudyError, OSError) as error:

@@ -103,6 +103,7 @@ def job_files(job: str, settings: Settings | None = None) -> tuple[str, ...]:
     named = [f"tailrl.config.tasks.{task}" for task in tasks]
     named += [f"tailrl.tasks.{task}" for task in tasks if job == "problems" or task == "lm_eval"]
     named += [f"tailrl.objective.remedies.{weight}" for weight in _texts(data, "sequence")]
+    named += ["tailrl.training.verl", "tailrl.integrations.verl.reward"] if "verl" in _texts(data, "backend") else []
     if job in SAMPLING:
         ours = {word: kind.PATH.partition(":")[0] for word, kind in SamplerSettings.kinds().items()}
         named += [ours[engine] for engine in engines & ours.keys()]
