@@ -109,7 +109,7 @@ class Study:
         """Of the runs that have a checkpoint and do train now, the one that has most still to do."""
         found = []
         for number, job in self.cluster.jobs().items():
-            run = job["Comment"].removeprefix("rule_train_wildcards_")
+            run = job["Comment"].removeprefix("rule_train_wildcards_slurm_")
             if run in RUNS and job["JobState"] == "RUNNING" and (step := self.step(run)):
                 found.append(Blow("", run, number, job["NodeList"], step))
         return min(found, key=lambda blow: blow.step, default=None)
