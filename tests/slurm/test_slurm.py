@@ -235,7 +235,7 @@ def test_jobs_ask_for_what_the_profile_says(study: Study) -> None:
         assert rule is not None
         of_job = job["NumCPUs"], job["MinMemoryNode"], job["TimeLimit"], job.get("TresPerJob", "")
         asked.setdefault(rule[1], set()).add(of_job)
-    assert asked.keys() == {"problems", "policy", "train", "evaluate", "summarise", "html"}
+    assert asked.keys() == {"problems", "policy", "train", "evaluate", "summarise"}
     settings = read_study(study.folder / "changed.yaml")
     sizes = {
         "train": training_request(settings, settings.run("naive"), 1),
