@@ -42,7 +42,7 @@ def updates(sizes: Sizes, run: Any) -> None:
     from tailrl.training.optimizer import make_optimizer
     from tailrl.training.placement import place
     from tailrl.training.step import update
-    from tailrl.training.step_record import Stopwatch
+    from tailrl.training.stopwatch import Stopwatch
 
     distributed.join()
     model = make_policy(sizes)

@@ -38,8 +38,9 @@ from tailrl.objective.safe_set import token_logprobs
 from tailrl.planning.shapes import shape_of
 from tailrl.rollout.types import Rollout
 from tailrl.training.reference import with_reference
-from tailrl.training.step import Sample, update
-from tailrl.training.step_record import Stopwatch
+from tailrl.training.samples import Sample
+from tailrl.training.step import update
+from tailrl.training.stopwatch import Stopwatch
 
 ROOT = Path(__file__).parents[1]
 CATALOGUE = Path(__file__).with_suffix(".yaml")

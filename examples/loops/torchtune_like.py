@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from tailrl.losses import Correction, constrained_logprobs, loss_metrics, surrogate
+from tailrl.losses import Correction, LossInputs, constrained_logprobs, loss
 
 IGNORE = -100
 
@@ -38,11 +38,17 @@ class DVPLoss(nn.Module):
         scored = constrained_logprobs(
             hidden_NLH[kept_NL], weight_VH, labels_NL[kept_NL], "min_p", self.log_rho, self.temperature
         )
-        infer_T = logp_infer_NL[kept_NL]
-        advantage_T = advantage_N[sequence_T]
-        result = surrogate(scored, infer_T, advantage_T, sequence_T, count, count, self.correction, None)
-        self.metrics = loss_metrics(scored.in_set(), scored.log_kept_T, infer_T, sequence_T, result.weights)
-        return result.loss
+        inputs = LossInputs(
+            trainer=scored,
+            logp_sampler_T=logp_infer_NL[kept_NL],
+            advantage_T=advantage_N[sequence_T],
+            sequence_T=sequence_T,
+            sequences=count,
+            denominator=count,
+        )
+        outputs = loss(inputs, correction=self.correction)
+        self.metrics = outputs.metrics
+        return outputs.loss
 
 
 class Decoder(nn.Module):

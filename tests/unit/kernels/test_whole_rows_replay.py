@@ -23,8 +23,10 @@ from tailrl.kernels import whole_rows
 from tailrl.kernels.whole_rows import whole_row_scores
 from tailrl.model.policy import named_weights
 from tailrl.rollout.types import Rollout
-from tailrl.training.step import Sample, accumulate_gradients
-from tailrl.training.step_record import StepRecord, Stopwatch
+from tailrl.training.samples import Sample
+from tailrl.training.scorer import make_scorer
+from tailrl.training.step import accumulate_gradients
+from tailrl.training.stopwatch import Stopwatch
 
 T, H, V = 29, 7, 40
 TEMPERATURE = 0.7
@@ -162,7 +164,7 @@ def test_the_gradient_reaches_a_models_weights(rule: str, model: PreTrainedModel
         )
         samples.append(Sample(given, advantage, threshold, seed))
     assert lacking > 3
-    loss = accumulate_gradients(model, samples, run, Stopwatch(), StepRecord())
+    loss, _ = accumulate_gradients(model, samples, make_scorer(run), Stopwatch())
     assert loss == pytest.approx(total, rel=1e-5, abs=1e-5)
     expected = {name: parameter.grad for name, parameter in plain.named_parameters()}
     for name, parameter in model.named_parameters():

@@ -47,6 +47,7 @@ from tailrl.rollout.exact import ExactSampler
 from tailrl.rollout.types import Request, Rollout
 from tailrl.rollout.verified import VerifiedSampler
 from tailrl.rollout.vllm import engine as engine_module
+from tailrl.rollout.vllm import twin
 from tailrl.rollout.vllm.engine import VllmSampler
 from tailrl.rollout.vllm.experts import record_routes
 from tailrl.rollout.vllm.processor import SafeSetProcessor
@@ -54,11 +55,12 @@ from tailrl.rollout.vllm.processor_v2 import SafeSetProcessorV2
 from tailrl.rollout.vllm.quantization import missing_instructions
 from tailrl.rollout.vllm.recorder import SafeSetRecord
 from tailrl.rollout.vllm.scheduling import SEQUENCES_IN_FLIGHT
+from tailrl.rollout.vllm.twin import TwinCheckedSampler
 from tailrl.runtime import distributed
 from tailrl.runtime.errors import StudyError
 from tailrl.tasks.problem import Problem, write_problems
 from tailrl.tracking.metrics import METRICS, VERIFICATION
-from tailrl.training import loop
+from tailrl.training import loop, step
 
 pytestmark = pytest.mark.vllm
 
@@ -304,13 +306,13 @@ def test_the_self_test_passes(engine: VllmSampler, rule: str, number: float) -> 
 
 def test_the_self_test_refuses_raw_log_probs(engine32: VllmSampler, monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine that returns log-probs from before the mask is off by log Z', without any other sign of it."""
-    generate = VllmSampler._generate
+    generate = VllmSampler.generate
 
     def raw(self: VllmSampler, requests: Sequence[Request], decoding: Decoding) -> list[Rollout]:
         rollouts = generate(self, requests, decoding)
         return [replace(r, logp_infer_T=r.logp_infer_T + r.log_kept_infer_T) for r in rollouts]
 
-    monkeypatch.setattr(VllmSampler, "_generate", raw)
+    monkeypatch.setattr(VllmSampler, "generate", raw)
     assert engine32.self_test(random_requests(8), PLAIN) < 1e-5, "without a mask both are the same"
     with pytest.raises(StudyError, match=r"not those of the distribution it samples from: .* nats"):
         engine32.self_test(random_requests(8, threshold=-1.0), MIN_P)
@@ -592,19 +594,20 @@ def test_an_engine_that_rounds_queries_says_so_and_its_twin_does_too(
     monkeypatch.setattr(engine_module, "control_rounds_queries", lambda _: False)
     for cache, rounds in (("auto", False), ("fp8_e4m3", True)):
         sampler = make_sampler(SamplerSettings(kv_cache_dtype=cache), folder, MAX_LENGTH, seed=0)
-        assert isinstance(sampler, VllmSampler)
-        assert sampler.rounds_queries is rounds
+        assert isinstance(sampler, TwinCheckedSampler if rounds else VllmSampler)
+        assert (sampler.engine if isinstance(sampler, TwinCheckedSampler) else sampler).rounds_queries is rounds
         said = "vLLM rounds queries to fp8 here, and a matched control does not"
         assert (said in capsys.readouterr().err) is rounds
     monkeypatch.setattr(engine_module, "control_rounds_queries", lambda _: True)
     make_sampler(SamplerSettings(kv_cache_dtype="auto"), folder, MAX_LENGTH, seed=0)
     sampler = make_sampler(SamplerSettings(kv_cache_dtype="fp8_e4m3"), folder, MAX_LENGTH, seed=0)
     assert "queries" not in capsys.readouterr().err, "the control does as the engine"
-    assert isinstance(sampler, VllmSampler)
+    assert isinstance(sampler, TwinCheckedSampler)
     asked: list[bool] = []
-    monkeypatch.setattr(engine_module, "check_twin", lambda *given: asked.append(given[-1]))
+    monkeypatch.setattr(twin, "check_twin", lambda *given: asked.append(given[-1]))
     monkeypatch.setattr(engine_module, "record_error", lambda *_: 0.0)
-    monkeypatch.setattr(sampler, "_generate", lambda requests, _: [SimpleNamespace(logits_infer_KV=())] * len(requests))
+    responses = [SimpleNamespace(logits_infer_KV=())] * 2
+    monkeypatch.setattr(sampler.engine, "generate", lambda *_: responses)
     sampler.self_test(random_requests(2), PLAIN)
     assert asked == [True]
 
@@ -632,7 +635,7 @@ def test_the_self_test_keeps_the_logits_of_few_tokens(
         logits = tuple(np.zeros(4, np.float32) for _ in range(length))
         return [Rollout(r.prompt_tokens, (0,) * length, *numbers, False, logits) for r in requests]
 
-    monkeypatch.setattr(VllmSampler, "_generate", generate)
+    monkeypatch.setattr(VllmSampler, "generate", generate)
     assert VllmSampler.__new__(VllmSampler).self_test(random_requests(3), Decoding(1.0, longest)) < 1e-6
     assert kept == [tested] * 3
 
@@ -1224,7 +1227,7 @@ def test_a_verified_run_has_no_mismatch(
         return VerifiedSampler(engines["bfloat16"], arguments[-1], STOP_TOKENS, MAX_LENGTH)
 
     monkeypatch.setattr(loop, "make_sampler", verified_by)
-    monkeypatch.setattr(loop, "rewards", lambda rollouts, *_: np.arange(len(rollouts), dtype=np.float32) % 2)
+    monkeypatch.setattr(step, "rewards", lambda rollouts, *_: np.arange(len(rollouts), dtype=np.float32) % 2)
     write_problems(problems, tmp_path / "problems.jsonl")
     run = run_of({"vocabulary": {"rule": "min_p", "rho": 0.01}, "sampler": {"verify": True}})
     loop.train(run, 0, folder, tmp_path / "problems.jsonl", tmp_path / "out", tmp_path / "wandb")

@@ -32,7 +32,7 @@ from tailrl.tracking.metrics import (
     Metric,
     in_group,
 )
-from tailrl.training.step_record import response_metrics, reward_metrics
+from tailrl.training.rollouts import response_metrics, reward_metrics
 
 ROOM = Path(tailrl.__file__).parent
 CATALOGUE = ROOM / "tracking" / "metrics.py"
@@ -181,8 +181,8 @@ def test_what_is_said_to_compute_a_metric_does() -> None:
         "objective.diagnostics.advantage_skew": advantage_skew(zeros, zeros, zeros),
         "objective.diagnostics.weight_metrics": weight_metrics(zeros),
         "stats.verl.verl_metrics": verl_metrics(np.zeros(3), np.arange(3), 3, most=2.0, by_response=False),
-        "training.step_record.reward_metrics": reward_metrics(np.zeros((1, 2), np.float32)),
-        "training.step_record.response_metrics": response_metrics([rollout]),
+        "training.rollouts.reward_metrics": reward_metrics(np.zeros((1, 2), np.float32)),
+        "training.rollouts.response_metrics": response_metrics([rollout]),
     }
     for function, computed in found.items():
         own = [metric for metric in METRICS.values() if metric.computed_by == f"tailrl.{function}"]

@@ -29,7 +29,7 @@ from tailrl.rollout import Sampler
 from tailrl.rollout.types import Rollout
 from tailrl.runtime.errors import StudyError
 from tailrl.tasks.problem import Problem, write_problems
-from tailrl.training import checkpoints, loop
+from tailrl.training import checkpoints, loop, step
 from tailrl.training.checkpoints import Checkpoints, fingerprint
 from tailrl.training.state import seed_libraries
 
@@ -152,12 +152,12 @@ def test_checkpoints_change_nothing(runs: Runs) -> None:
 
 def test_a_librarys_own_draws_are_repeated(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dropout in a policy, or a task that shuffles: their generators depend on seed and step."""
-    own = loop.rewards
+    own = step.rewards
 
     def noisy(*arguments: Any) -> np.ndarray:
         return own(*arguments) + 0.1 * (torch.rand(1).item() + np.random.rand() + random.random())
 
-    monkeypatch.setattr(loop, "rewards", noisy)
+    monkeypatch.setattr(step, "rewards", noisy)
     undisturbed = runs.train(runs.settings(), name="undisturbed")
     interrupt_at(monkeypatch, 5)
     interrupted(runs, runs.settings())

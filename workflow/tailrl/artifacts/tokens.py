@@ -26,6 +26,9 @@ With `sampler.routes` there is one more, flips, int64: bit l is set where layer 
 the trainer than in the sampler, for the first 63 layers."""
 
 
+TokenArrays = dict[str, NDArray[Any]]
+"""The arrays of a step or of a file, by name."""
+
 TRAIN_LOG_PPL, INFER_LOG_PPL = (
     keys.in_group(keys.CORR_UNMASKED, f"{side}_log_ppl") for side in ("training", "rollout")
 )

@@ -15,6 +15,7 @@ from tailrl.artifacts.metrics import FloatArray
 from tailrl.diagnosis.log import IntArray, Log
 from tailrl.diagnosis.signals import Signals
 from tailrl.diagnosis.signature import SignatureSums
+from tailrl.objective.kl_estimates import k2, k3
 from tailrl.stats.intervals import Interval, mean_interval, ratio_interval
 from tailrl.stats.verl import bounded_ratio, truncated_ratio
 
@@ -34,16 +35,14 @@ Both = Callable[[FloatArray, FloatArray], FloatArray]
 
 def _to_mixture(log_p: FloatArray, log_q: FloatArray) -> FloatArray:
     """k3 of p and (p + q) / 2."""
-    ratio = log_p - (np.logaddexp(log_p, log_q) - np.log(2))
-    found: FloatArray = np.expm1(ratio) - ratio
-    return found
+    return k3(log_p - (np.logaddexp(log_p, log_q) - np.log(2)))
 
 
 TOKEN: dict[str, Both] = {
     "k1": lambda train, infer: infer - train,
-    "k2": lambda train, infer: (train - infer) ** 2 / 2,
-    "k3": lambda train, infer: np.expm1(train - infer) - (train - infer),
-    "k3_reverse": lambda train, infer: np.expm1(infer - train) - (infer - train),
+    "k2": lambda train, infer: k2(train - infer),
+    "k3": lambda train, infer: k3(train - infer),
+    "k3_reverse": lambda train, infer: k3(infer - train),
     "abs_logp": lambda train, infer: np.abs(train - infer),
     "abs_prob": lambda train, infer: np.abs(np.exp(train) - np.exp(infer)),
     "abs_prob_squared": lambda train, infer: np.abs(np.exp(train) - np.exp(infer)) ** 2,

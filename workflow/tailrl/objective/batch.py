@@ -1,13 +1,12 @@
 """The loss of a padded batch, for training loops of others: from logits, tokens and a mask to a scalar and metrics."""
 
-import torch
 from torch import Tensor
 
 from tailrl.config.arm import Clip, Correction
 from tailrl.config.vocabulary import Vocabulary
 from tailrl.objective.corrections import normaliser
 from tailrl.objective.diagnostics import log_ratio_metrics
-from tailrl.objective.loss import surrogate
+from tailrl.objective.loss import LossInputs, loss
 from tailrl.objective.safe_set import at_least_float32, token_logprobs
 from tailrl.runtime.errors import StudyError
 
@@ -25,7 +24,7 @@ def batch_loss(
 ) -> tuple[Tensor, dict[str, float]]:
     """The loss of N padded responses, a scalar with gradient, and the mismatch metrics of `log_ratio_metrics`.
 
-    Packed responses need no mask: `token_logprobs`, then `surrogate`.
+    Packed responses need no mask: `token_logprobs`, then `loss`.
 
     Args:
         logits_NLV: floating [N, L, V], over the temperature; row (n, l) predicts token (n, l). −inf masks a token.
@@ -56,22 +55,20 @@ def batch_loss(
     threshold = vocabulary.threshold(logits_TV.shape[1])
     fill = vocabulary.outside == "paper_fill"
     scored = token_logprobs(logits_TV, tokens_NL[there_NL], vocabulary.rule, threshold, fill)
-    old_T = None if logp_old_NL is None else logp_old_NL[there_NL]
     correction = correction or Correction()
-    result = surrogate(
-        scored,
-        infer_T,
-        advantage_N[sequence_T],
-        sequence_T,
-        count,
-        count,
-        correction,
-        clip,
-        old_T,
+    inputs = LossInputs(
+        trainer=scored,
+        logp_sampler_T=infer_T,
+        advantage_T=advantage_N[sequence_T],
+        sequence_T=sequence_T,
+        sequences=count,
+        denominator=count,
+        logp_old_T=None if logp_old_NL is None else logp_old_NL[there_NL],
     )
-    train_T = torch.where(scored.outside_T, -torch.inf, scored.logp_T.detach()) if old_T is None else old_T
-    loss = result.loss / normaliser(correction, result.weights.ratio_X)
-    return loss, log_ratio_metrics(train_T, infer_T, sequence_T, count, train_T.isneginf())
+    outputs = loss(inputs, correction=correction, clip=clip)
+    train_T = scored.in_set() if inputs.logp_old_T is None else inputs.logp_old_T
+    value = outputs.loss / normaliser(correction, outputs.weights.ratio_X)
+    return value, log_ratio_metrics(train_T, infer_T, sequence_T, count, train_T.isneginf())
 
 
 def _check(

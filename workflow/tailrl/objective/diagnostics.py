@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tailrl.objective.corrections import Weights
+from tailrl.objective.kl_estimates import k3
 from tailrl.objective.sequences import check_logprobs, check_packed, sequence_mean, sequence_sum
 from tailrl.tracking import metrics as keys
 from tailrl.tracking.metrics import ROUTING
@@ -61,7 +62,7 @@ def log_ratio_metrics(
     train_N, infer_N = (sequence_mean(x, sequence_T, count)[real_N] for x in (logp_train_T, logp_infer_T))
     return {
         "kl": -log_ratio_T.mean().item(),
-        "k3_kl": (log_ratio_T.expm1() - log_ratio_T).mean().item(),
+        "k3_kl": k3(log_ratio_T).mean().item(),
         "delta_abs_mean": log_ratio_T.abs().mean().item(),
         "delta_abs_max": log_ratio_T.abs().max().item() if len(log_ratio_T) else math.nan,
         "rollout_is_ratio_fraction_high": (log_ratio_T > LARGE_RATIO.log()).double().mean().item(),
@@ -139,7 +140,7 @@ def routing_metrics(flips_TL: Tensor, log_ratio_T: Tensor) -> dict[str, float]:
         The metrics of `tracking.metrics.ROUTING` by key; nan where there is no such token.
     """
     flipped_T, log_ratio_T = flips_TL.any(1), log_ratio_T.double()
-    k3_T, by_layer_L = log_ratio_T.expm1() - log_ratio_T, flips_TL.double().mean(0)
+    k3_T, by_layer_L = k3(log_ratio_T), flips_TL.double().mean(0)
     of_tokens = {
         "flip_fraction": flipped_T.double(),
         "flipped_k3_kl": k3_T[flipped_T],

@@ -19,7 +19,7 @@ from tailrl.integrations.trl.head import NOT_SCORED, language_model, score_const
 from tailrl.integrations.trl.sampler import recorded_generate, recorded_vllm
 from tailrl.objective.corrections import Weights
 from tailrl.objective.diagnostics import loss_metrics
-from tailrl.objective.loss import surrogate
+from tailrl.objective.loss import LossInputs, loss
 from tailrl.objective.safe_set import TokenLogprobs
 from tailrl.runtime.errors import NumericalError
 from tailrl.tracking import metrics as keys
@@ -159,17 +159,16 @@ class DVPMixin:
         # vLLM may fail to score a token: its ratio counts as 1, as in TRL.
         infer_T = torch.where(infer_T.isnan(), old_T, infer_T)
         advantages_N = inputs["advantages"]
-        weights = surrogate(
-            found,
-            infer_T,
-            advantages_N[sequence_T],
-            sequence_T,
-            count,
-            count,
-            self.correction,
-            None,
-            old_T.masked_fill(outside_T, -torch.inf),
-        ).weights
+        inputs_T = LossInputs(
+            trainer=found,
+            logp_sampler_T=infer_T,
+            advantage_T=advantages_N[sequence_T],
+            sequence_T=sequence_T,
+            sequences=count,
+            denominator=count,
+            logp_old_T=old_T.masked_fill(outside_T, -torch.inf),
+        )
+        weights = loss(inputs_T, correction=self.correction).weights
         weight_NC = spread(weights.weight_T, mask_NC)
         if "old_logps" in inputs:  # RLOOTrainer: one ratio a response
             changed = {"advantages": advantages_N * weight_NC.amax(1), "old_logps": spread(old_T, mask_NC).sum(1)}

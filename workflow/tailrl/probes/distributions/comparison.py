@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tailrl.artifacts.probes import Positions
 from tailrl.config.distributions import HEAD_BELOW, TAIL_FROM
+from tailrl.objective.kl_estimates import k3
 from tailrl.objective.safe_set import safe_set
 
 EDGES = (0.0, 0.1, 0.5, *map(float, range(1, 15)), 16.0, 18.0, 20.0, float("inf"))
@@ -66,7 +67,7 @@ def _excess(p_PV: Tensor, q_PV: Tensor) -> Tensor:
     """Terms of KL(p ‖ q) of log-probs, [P, V]: p (e^d − 1 − d) with d = ln q − ln p, since Σ p (e^d − 1) is 0."""
     d_PV, mass_PV = q_PV - p_PV, p_PV.exp()
     # If q is much larger, e^d would overflow; if it is not, q − p would cancel.
-    return torch.where(d_PV < 1, mass_PV * (d_PV.clamp(max=1).expm1() - d_PV), q_PV.exp() - mass_PV * (1 + d_PV))
+    return torch.where(d_PV < 1, mass_PV * k3(d_PV.clamp(max=1)), q_PV.exp() - mass_PV * (1 + d_PV))
 
 
 def _masked_k3(

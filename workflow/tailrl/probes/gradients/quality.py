@@ -15,7 +15,7 @@ from tailrl.config.arm import Arm
 from tailrl.config.gradients import NO_MISMATCH, GradientQuality, Gradients
 from tailrl.config.source_files import at_start, job_files
 from tailrl.objective.centering import expected_score
-from tailrl.objective.loss import surrogate
+from tailrl.objective.loss import LossInputs, loss
 from tailrl.objective.safe_set import safe_set, token_logprobs
 from tailrl.probes.gradients.enumeration import (
     MISMATCHES,
@@ -54,18 +54,17 @@ def response_terms(model: SequenceModel, logits_infer_SV: Tensor, arm: Arm) -> T
         expected_T = expected_score(logp_TV, logp_infer_SV[state_T], arm.correction)
     responses, length = model.reward_KN.numel(), model.tokens_NT.shape[1]
     sign_T = (2 * model.reward_KN - 1).flatten().repeat_interleave(length)
-    part = surrogate(
-        logprobs,
+    inputs = LossInputs(
+        trainer=logprobs,
         # A response that the sampler cannot draw has probability 0: any finite number will do.
-        logp_infer_KNT.flatten().nan_to_num(neginf=0.0),
-        sign_T,
-        torch.arange(responses).repeat_interleave(length),
-        responses,
-        1,
-        arm.correction,
-        arm.clip,
+        logp_sampler_T=logp_infer_KNT.flatten().nan_to_num(neginf=0.0),
+        advantage_T=sign_T,
+        sequence_T=torch.arange(responses).repeat_interleave(length),
+        sequences=responses,
+        denominator=1,
         expected_T=expected_T,
     )
+    part = loss(inputs, correction=arm.correction, clip=arm.clip)
     (slope_TV,) = torch.autograd.grad(part.loss, logits_TV)
     chance_KN = logp_infer_KNT.sum(-1).exp()
     mean_weight = 1.0
