@@ -113,7 +113,7 @@ def _part(
         with banned(sampler, fault.banned, seed):
             rollouts = sampler.generate(requests, decoding)
         prompts, responses = [r.prompt_tokens for r in rollouts], [r.tokens for r in rollouts]
-        infer = [torch.from_numpy(np.asarray(r.logp_infer_T)) for r in rollouts]
+        infer = [torch.from_numpy(np.asarray(r.logp_sampler_T)) for r in rollouts]
     trainer = copy.deepcopy(trained.model)
     trainer.load_state_dict(trained.past[trainer_at])
     trainer.to(getattr(torch, fault.trainer_dtype))

@@ -194,7 +194,7 @@ def in_flight(
     responses, logps = [], []
     for first, second, cut in zip(begun, ended, cuts, strict=True):
         whole = (*first.tokens[:cut], *second.tokens)[: decoding.max_new_tokens]
-        logp_T = np.concatenate([first.logp_infer_T[:cut], second.logp_infer_T])[: len(whole)]
+        logp_T = np.concatenate([first.logp_sampler_T[:cut], second.logp_sampler_T])[: len(whole)]
         responses.append(whole)
         logps.append(torch.from_numpy(logp_T))
     return [request.prompt_tokens for request in requests], responses, logps

@@ -124,7 +124,7 @@ def handed_over(folder: Path, order: str) -> Scored:
         requests = [Request(prompt, seed, 0.0) for seed, prompt in enumerate(prompts)]
         sampler.self_test(requests[:4], Decoding(1.0, 8))
         rollouts = sampler.generate(requests, Decoding(1.0, 24))
-        delta_T = scores(model, rollouts) - np.concatenate([rollout.logp_infer_T for rollout in rollouts])
+        delta_T = scores(model, rollouts) - np.concatenate([rollout.logp_sampler_T for rollout in rollouts])
         runner = sampler.llm.llm_engine.model_executor.driver_worker.worker.model_runner
         k3 = float(np.mean(np.expm1(delta_T) - delta_T))
         return Scored(type(runner.get_model()).__name__, len(delta_T), k3, float(np.abs(delta_T).max()))

@@ -81,7 +81,7 @@ def _rollouts(vocabulary: int) -> tuple[list[Rollout], Any]:
             logp_T = rows_KV[np.arange(NEW_TOKENS), tokens] - np.log(np.exp(rows_KV).sum(-1))
             zeros_T, kept_T = np.zeros(NEW_TOKENS, np.float32), np.full(NEW_TOKENS, vocabulary, np.int32)
             given = (prompt, tuple(tokens.tolist()), logp_T, zeros_T, kept_T)
-            rollouts.append(Rollout(*given, stopped=True, logits_infer_KV=tuple(rows_KV)))
+            rollouts.append(Rollout(*given, stopped=True, logits_sampler_KV=tuple(rows_KV)))
     return rollouts, np.tile(np.array([1, 0, 0, 0], np.float32), (PROMPTS, GROUP // 4))
 
 
@@ -108,16 +108,16 @@ def wide(chunked: bool) -> dict[str, object]:
     torch.manual_seed(0)
     hidden_TH = torch.randn(TOKENS, HIDDEN, requires_grad=True)
     weight_VH = (0.05 * torch.randn(WIDE, HIDDEN)).requires_grad_()
-    logits_infer_TV, tokens_T = torch.randn(TOKENS, WIDE), torch.randint(WIDE, (TOKENS,))
+    logits_sampler_TV, tokens_T = torch.randn(TOKENS, WIDE), torch.randint(WIDE, (TOKENS,))
     correction, vocabulary, threshold_T1 = Correction(centering="full"), Vocabulary(), torch.zeros(TOKENS, 1)
     before, begun = _peak(), time.process_time()
     if chunked:
-        rows = (hidden_TH, weight_VH, tokens_T, logits_infer_TV, threshold_T1, 1.0, vocabulary, correction)
+        rows = (hidden_TH, weight_VH, tokens_T, logits_sampler_TV, threshold_T1, 1.0, vocabulary, correction)
         scored, expected_T = whole_row_scores(*rows)
     else:
         logits_TV = hidden_TH @ weight_VH.T
         scored = token_logprobs(logits_TV, tokens_T, "full")
-        expected_T = expected_score(logits_TV.log_softmax(-1), logits_infer_TV.log_softmax(-1), correction)
+        expected_T = expected_score(logits_TV.log_softmax(-1), logits_sampler_TV.log_softmax(-1), correction)
     assert expected_T is not None
     (scored.logp_T - expected_T).sum().backward()  # type: ignore[no-untyped-call]
     megabytes = (_peak() - before) / 1e6

@@ -70,7 +70,7 @@ def our_update(model: PreTrainedModel, run: Run, prompts_ND: Tensor, completions
         advantage = 1.0 if index % GROUP == 0 else -1 / 3
         samples.append(Sample(rollout, advantage, run.vocabulary.threshold(VOCABULARY), seed=index))
     for sample, old in zip(samples, score_all(model, samples, make_scorer(run)), strict=True):
-        sample.rollout.logp_infer_T[:] = old.in_set().clamp(min=-30).numpy()  # a mismatch of zero
+        sample.rollout.logp_sampler_T[:] = old.in_set().clamp(min=-30).numpy()  # a mismatch of zero
     optimizer = make_optimizer(model)
 
     def step() -> float:

@@ -54,7 +54,7 @@ def train(steps: int = 40) -> list[dict[str, float]]:
     history = []
     for _ in range(steps):
         prompt_N = torch.arange(1, PROMPTS + 1).repeat_interleave(GROUP)
-        rows, logp_infer_NL = sample(policy, prompt_N)
+        rows, logp_sampler_NL = sample(policy, prompt_N)
         reward_N = (rows[:, 1:] == prompt_N[:, None]).any(1).float()
         advantage_N = ESTIMATORS["rloo"](reward_N.view(PROMPTS, GROUP)).flatten()
         # Packed: T = N × L tokens, each with the number of its response.
@@ -63,7 +63,7 @@ def train(steps: int = 40) -> list[dict[str, float]]:
         scored = constrained_logprobs(hidden_TH, policy.head.weight, rows[:, 1:].flatten(), "min_p", LOG_RHO)
         inputs = LossInputs(
             trainer=scored,
-            logp_sampler_T=logp_infer_NL.flatten(),
+            logp_sampler_T=logp_sampler_NL.flatten(),
             advantage_T=advantage_N[sequence_T],
             sequence_T=sequence_T,
             sequences=len(rows),

@@ -35,7 +35,7 @@ def objective_weights(tokens: Log, settings: ReplaySettings) -> tuple[np.ndarray
             for logp_T, top_T in pairs
         ]
         return (sets[0] & sets[1])[:, 1].double().numpy(), np.ones(0)
-    sequence_T, infer_T, advantage_T = (
+    sequence_T, sampler_T, advantage_T = (
         torch.from_numpy(getattr(tokens, name)) for name in ("sequence_T", "sampler_T", "advantage_T")
     )
     moved_T = torch.from_numpy(moved(tokens))
@@ -51,7 +51,7 @@ def objective_weights(tokens: Log, settings: ReplaySettings) -> tuple[np.ndarray
         [gradient_T] = torch.autograd.grad(term_T.sum(), log_T)
         return ((gradient_T * sign_T).numpy(), np.ones(0)) if gradient_T.isfinite().all() else None
     try:
-        found = weigh(delta_T, moved_T, sequence_T, len(tokens.start_S), settings, infer_T, advantage_T)
+        found = weigh(delta_T, moved_T, sequence_T, len(tokens.start_S), settings, sampler_T, advantage_T)
     except NumericalError:
         return None
     return found.weight_T.numpy(), found.ratio_X.numpy()
@@ -76,16 +76,16 @@ def sound(sequence: list[int], infer: list[float], train: list[float], shift: li
     rows = []
     for number in dict.fromkeys(sequence):
         own = [place for place, other in enumerate(sequence) if other == number]
-        infer_T, train_T, shift_T, advantage_T, top_T = (
+        sampler_T, trainer_T, shift_T, advantage_T, top_T = (
             np.array(values, np.float64)[own] for values in (infer, train, shift, advantage, top)
         )
         row = LoggedRow(
             where="",
-            sampler_T=infer_T,
-            trainer_T=train_T + shift_T,
-            recomputed_T=train_T,
+            sampler_T=sampler_T,
+            trainer_T=trainer_T + shift_T,
+            recomputed_T=trainer_T,
             advantage_T=advantage_T,
-            trainer_top_T=np.maximum(top_T, train_T),
+            trainer_top_T=np.maximum(top_T, trainer_T),
         )
         rows.append(row)
     return pack(rows)
@@ -183,10 +183,10 @@ def test_a_large_log() -> None:
     random = np.random.default_rng(5)
     sequence = np.sort(random.integers(0, 300, 20_000))
     sequence_T = np.cumsum(np.diff(sequence, prepend=sequence[:1]) != 0)
-    train_T = -random.exponential(2.0, 20_000)
-    infer_T = np.minimum(train_T + random.normal(0, 0.3, 20_000), 0.0)
+    trainer_T = -random.exponential(2.0, 20_000)
+    sampler_T = np.minimum(trainer_T + random.normal(0, 0.3, 20_000), 0.0)
     advantage_T = random.normal(size=300)[sequence_T]
-    tokens = sound(sequence_T.tolist(), infer_T.tolist(), train_T.tolist(), [0.0] * 20_000, advantage_T.tolist(),
+    tokens = sound(sequence_T.tolist(), sampler_T.tolist(), trainer_T.tolist(), [0.0] * 20_000, advantage_T.tolist(),
                    [0.0] * 20_000)  # fmt: skip
     for settings in catalogued():
         assert_equal(tokens, settings)

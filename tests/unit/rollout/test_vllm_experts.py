@@ -90,7 +90,7 @@ def scored(model: PreTrainedModel, rollouts: Sequence[Rollout]) -> tuple[np.ndar
 
 
 def sampled(rollouts: Sequence[Rollout]) -> np.ndarray:
-    return np.concatenate([rollout.logp_infer_T for rollout in rollouts])
+    return np.concatenate([rollout.logp_sampler_T for rollout in rollouts])
 
 
 @pytest.mark.slow

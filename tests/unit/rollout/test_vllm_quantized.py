@@ -128,7 +128,7 @@ def test_the_engine_is_its_twin(case: tuple[str, str], started: Callable[..., Tw
         assert engine.self_test(requests_of(), PLAIN) < 1e-5
         assert not engine.handed and not engine.untested
         rollouts = engine.generate(requests_of(), PLAIN)
-        engine_T = torch.cat([torch.from_numpy(r.logp_infer_T) for r in rollouts])
+        engine_T = torch.cat([torch.from_numpy(r.logp_sampler_T) for r in rollouts])
         given = (engine.folder, weights, engine.settings, rollouts, 1.0, False, torch.float32)
         from_twin = (engine_T - twin_logprobs(*given)).abs().mean()
         # Of int4 weights and a cache the weights alone explain most.

@@ -78,7 +78,7 @@ def test_a_log_prob_of_the_sampler_that_is_none_is_refused(model: PreTrainedMode
     """With a rejection the loss stays finite."""
     run = run_of({"correction": correction})
     rollouts, advantages = make_rollouts()
-    rollouts[0].logp_infer_T[0] = np.nan
+    rollouts[0].logp_sampler_T[0] = np.nan
     optimizer = make_optimizer(model, run.training)
     with pytest.raises(StudyError, match="a log-prob of the sampler is not finite"):
         step.update(model, optimizer, samples_of(rollouts, advantages, run), run, 0, Stopwatch())
@@ -90,7 +90,7 @@ def test_a_weight_that_overflows_skips_the_update_where_its_token_is_kept(
 ) -> None:
     """A fault of numbers, which the loop counts and survives; beside a veto the response weighs 0."""
     rollouts, advantages = make_rollouts()
-    rollouts[0].logp_infer_T[0] = -200.0
+    rollouts[0].logp_sampler_T[0] = -200.0
     for own, refused in ((correction, True), ({**correction, "veto_above": 1e6}, False)):
         run = run_of({"correction": own})
         given = (make_optimizer(model, run.training), samples_of(rollouts, advantages, run), run, 0, Stopwatch())

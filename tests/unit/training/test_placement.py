@@ -140,7 +140,7 @@ def test_a_model_without_named_layers_stays_whole(model: PreTrainedModel, traini
 def with_logits(sample: Sample, vocabulary: int) -> Sample:
     """With the sampler's logits of each token, as centering needs them."""
     logits = tuple(np.zeros(vocabulary, np.float32) for _ in sample.rollout.tokens)
-    return replace(sample, rollout=replace(sample.rollout, logits_infer_KV=logits))
+    return replace(sample, rollout=replace(sample.rollout, logits_sampler_KV=logits))
 
 
 @pytest.mark.parametrize("centering", ["none", "full"])

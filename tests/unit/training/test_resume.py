@@ -106,7 +106,7 @@ class Remembering:
     def generate(self, requests: Any, decoding: Any) -> list[Rollout]:
         rollouts = self.engine.generate(requests, decoding)
         if self.caches:
-            rollouts = [replace(one, logp_infer_T=one.logp_infer_T - np.float32(1e-3)) for one in rollouts]
+            rollouts = [replace(one, logp_sampler_T=one.logp_sampler_T - np.float32(1e-3)) for one in rollouts]
         self.caches = True
         return rollouts
 

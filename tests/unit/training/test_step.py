@@ -73,13 +73,13 @@ def oracle(
         ]
         weight = 1.0
         if run.correction.sequence == "mis":
-            delta = sum(value.item() for value in logp) - rollout.logp_infer_T.astype(float).sum()
+            delta = sum(value.item() for value in logp) - rollout.logp_sampler_T.astype(float).sum()
             weight = math.exp(delta) if all(safe) and delta <= math.log(run.correction.limit) else 0.0
         terms.append(-weight * advantage * sum(logp) / len(rollouts))
-        infer = rollout.logp_infer_T.astype(float)
+        infer = rollout.logp_sampler_T.astype(float)
         square = math.exp(2 * (sum(value.item() for value in logp) - infer.sum())) if all(safe) else 0.0
         full = sum(probs_TV[t, a].log().item() for t, a in zip(steps, rollout.tokens, strict=True))
-        full_square = math.exp(2 * (full - (infer + rollout.log_kept_infer_T).sum()))
+        full_square = math.exp(2 * (full - (infer + rollout.log_kept_sampler_T).sum()))
         squares.append((square, full_square))
         products.append(masked_TV.sum(-1).prod().item())
         mass += masked_TV.sum(-1).tolist()
@@ -184,8 +184,8 @@ def test_tokens_are_recorded_as_they_were_sampled(model: PreTrainedModel) -> Non
     _, record = accumulate_gradients(model, samples_of(rollouts, advantages, run), make_scorer(run), Stopwatch())
     tokens = record.arrays(step=0)
     order = sorted(rollouts, key=lambda r: len(r.prompt_tokens) + len(r.tokens))
-    np.testing.assert_array_equal(tokens["logp_infer_masked"], np.concatenate([r.logp_infer_T for r in order]))
-    unmasked = np.concatenate([r.logp_infer_T + r.log_kept_infer_T for r in order])
+    np.testing.assert_array_equal(tokens["logp_infer_masked"], np.concatenate([r.logp_sampler_T for r in order]))
+    unmasked = np.concatenate([r.logp_sampler_T + r.log_kept_sampler_T for r in order])
     np.testing.assert_array_equal(tokens["logp_infer"], unmasked)
     assert tokens["outside"].any() and not tokens["outside"].all()
     assert (tokens["logp_train_masked"] >= tokens["logp_train"]).all()
@@ -217,7 +217,7 @@ def test_what_each_token_is_and_what_its_response_earned(model: PreTrainedModel,
         own = tokens["sequence"] == number
         assert tokens["token"][own].tolist() == list(rollout.tokens)
         assert tokens["position"][own].tolist() == list(range(len(rollout.tokens)))
-        np.testing.assert_array_equal(tokens["logp_infer_masked"][own], rollout.logp_infer_T)
+        np.testing.assert_array_equal(tokens["logp_infer_masked"][own], rollout.logp_sampler_T)
         assert set(tokens["advantage"][own]) == {np.float32(advantages[number])}
         assert set(tokens["reward"][own]) == {rewards_B[number]}
 

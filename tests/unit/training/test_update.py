@@ -89,17 +89,17 @@ def plain_loss(
     low, high = 1 - run.clip.low, 1 + run.clip.high
     terms, clipped = [], []
     for new_T, old_T, sample in zip(new, old, chosen, strict=True):
-        infer_T = sample.rollout.logp_infer_T.astype(float)
+        sampler_T = sample.rollout.logp_sampler_T.astype(float)
         outside = [n is None or o is None for n, o in zip(new_T, old_T, strict=True)]
         weight = 1.0
         if run.correction.sequence == "mis":
-            ratio = math.exp(sum(o - i for o, i in zip(old_T, infer_T, strict=True) if o is not None))
+            ratio = math.exp(sum(o - i for o, i in zip(old_T, sampler_T, strict=True) if o is not None))
             weight = 0.0 if any(outside) or ratio > run.correction.limit else ratio
         if run.correction.sequence == "reject_k3":
-            deltas = [o - i for o, i in zip(old_T, infer_T, strict=True) if o is not None]
+            deltas = [o - i for o, i in zip(old_T, sampler_T, strict=True) if o is not None]
             mean = sum(math.exp(d) - d - 1 for d in deltas) / len(old_T)
             weight = 0.0 if any(outside) or mean > run.correction.limit else 1.0
-        for n, o, infer, is_outside in zip(new_T, old_T, infer_T, outside, strict=True):
+        for n, o, infer, is_outside in zip(new_T, old_T, sampler_T, outside, strict=True):
             if is_outside:
                 continue
             assert n is not None and o is not None
@@ -195,7 +195,7 @@ def test_an_outside_token_has_no_part_in_a_clipped_loss(model: PreTrainedModel, 
     for value in (-6.0, -2.0):
         chosen = samples(run)
         for sample, row in zip(chosen, score_all(model, chosen, make_scorer(run)), strict=True):
-            sample.rollout.logp_infer_T[row.outside_T.numpy()] = value
+            sample.rollout.logp_sampler_T[row.outside_T.numpy()] = value
         loss, _ = accumulate_gradients(model, chosen, make_scorer(run), Stopwatch())
         results.append((loss, gradient_of(model)))
     assert results[0][0] == results[1][0]
@@ -234,7 +234,7 @@ def test_normalised_weights_have_a_mean_of_one_over_the_whole_update(
         found.append((loss, gradient_of(model).double()))
     chosen, weights = samples(run), list[float]()
     for logp_T, sample in zip(plain_logprobs(plain_model(model, policy_folder), chosen, run), chosen, strict=True):
-        pairs = zip(logp_T, sample.rollout.logp_infer_T.astype(float), strict=True)
+        pairs = zip(logp_T, sample.rollout.logp_sampler_T.astype(float), strict=True)
         ratio_T = [0.0 if logp is None else math.exp(logp.item() - infer) for logp, infer in pairs]
         if run.correction.sequence == "mis":
             weights.append(math.prod(ratio_T) if math.prod(ratio_T) <= run.correction.limit else 0.0)

@@ -39,8 +39,8 @@ def write_batch(samples: Sequence[Sample], file: Path) -> None:
     """Write the N samples of a step as npz.
 
     Arrays per sample: prompt_length_N and response_length_N, int64, tokens; advantage_N and threshold_N, float64;
-    seed_N, int64. Arrays concatenated over samples: prompt_tokens and tokens_T, int64; logp_infer_T and
-    log_kept_infer_T, float32, nats; kept_vocab_infer_T, int32; routes_PLK where the sampler gave its experts.
+    seed_N, int64. Arrays concatenated over samples: prompt_tokens and tokens_T, int64; logp_sampler_T and
+    log_kept_sampler_T, float32, nats; kept_vocab_sampler_T, int32; routes_PLK where the sampler gave its experts.
     """
     rollouts = [sample.rollout for sample in samples]
     arrays = {
@@ -51,9 +51,9 @@ def write_batch(samples: Sequence[Sample], file: Path) -> None:
         "seed_N": np.array([sample.seed for sample in samples]),
         "prompt_tokens": np.concatenate([np.array(rollout.prompt_tokens) for rollout in rollouts]),
         "tokens_T": np.concatenate([np.array(rollout.tokens) for rollout in rollouts]),
-        "logp_infer_T": np.concatenate([rollout.logp_infer_T for rollout in rollouts]),
-        "log_kept_infer_T": np.concatenate([rollout.log_kept_infer_T for rollout in rollouts]),
-        "kept_vocab_infer_T": np.concatenate([rollout.kept_vocab_infer_T for rollout in rollouts]),
+        "logp_infer_T": np.concatenate([rollout.logp_sampler_T for rollout in rollouts]),
+        "log_kept_infer_T": np.concatenate([rollout.log_kept_sampler_T for rollout in rollouts]),
+        "kept_vocab_infer_T": np.concatenate([rollout.kept_vocab_sampler_T for rollout in rollouts]),
     }
     if routes := [rollout.routes_PLK for rollout in rollouts if rollout.routes_PLK is not None]:
         arrays["routes_PLK"] = np.concatenate(routes)

@@ -156,7 +156,7 @@ def score_exactly(rows: Rows, run: Run) -> tuple[TokenLogprobs, None]:
 
 def score_distributions(rows: Rows, run: Run) -> tuple[TokenLogprobs, Tensor | None]:
     """With the sampler's whole distribution at every token: its set replayed, or score centering."""
-    logits_TV = np.concatenate([sample.rollout.logits_infer_KV for sample in rows.samples])
+    logits_TV = np.concatenate([sample.rollout.logits_sampler_KV for sample in rows.samples])
     return whole_row_scores(
         rows.hidden_TH,
         rows.weight_VH,

@@ -264,7 +264,7 @@ def loss_inputs(
         logp_reference_T = torch.cat(reference).to(device)
     return LossInputs(
         trainer=scored.logprobs,
-        logp_sampler_T=sampler_column(samples, "logp_infer_T", device),
+        logp_sampler_T=sampler_column(samples, "logp_sampler_T", device),
         advantage_T=torch.tensor([sample.advantage for sample in samples], device=device)[sequence_T],
         sequence_T=sequence_T,
         sequences=len(samples),

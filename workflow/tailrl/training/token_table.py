@@ -47,9 +47,9 @@ class TokenTable:
 
     token_T: Tensor  # int64, ids
     sequence_T: Tensor  # int64, each token's response, 0 to N − 1
-    logp_infer_T: Tensor  # nats, the sampler's log π'^mp
-    log_kept_infer_T: Tensor  # nats, the sampler's log Z'
-    kept_vocab_infer_T: Tensor  # int32, the sampler's |V'_S|
+    logp_sampler_T: Tensor  # nats, the sampler's log π'^mp
+    log_kept_sampler_T: Tensor  # nats, the sampler's log Z'
+    kept_vocab_sampler_T: Tensor  # int32, the sampler's |V'_S|
     trainer: TokenLogprobs  # the trainer's columns
     advantage_T: Tensor  # of the token's response
     clipped_T: Tensor  # bool, whether the clipped branch is taken
@@ -82,9 +82,9 @@ class TokenTable:
         return cls(
             token_T=scored.batch.targets_T,
             sequence_T=scored.batch.sequence_T,
-            logp_infer_T=inputs.logp_sampler_T,
-            log_kept_infer_T=sampler_column(samples, "log_kept_infer_T", device),
-            kept_vocab_infer_T=sampler_column(samples, "kept_vocab_infer_T", device),
+            logp_sampler_T=inputs.logp_sampler_T,
+            log_kept_sampler_T=sampler_column(samples, "log_kept_sampler_T", device),
+            kept_vocab_sampler_T=sampler_column(samples, "kept_vocab_sampler_T", device),
             trainer=old or scored.logprobs,
             advantage_T=inputs.advantage_T,
             clipped_T=outputs.clipped_T,
@@ -123,7 +123,7 @@ class TokenTable:
 
     def sampler_unmasked(self) -> Tensor:
         """The sampler's log π of every token."""
-        return self.logp_infer_T + self.log_kept_infer_T
+        return self.logp_sampler_T + self.log_kept_sampler_T
 
     def arrays(self, step: int) -> TokenArrays:
         """The columns that `tokens.npz` keeps; `artifacts.tokens` describes them."""
@@ -135,7 +135,7 @@ class TokenTable:
             "logp_train": self.unmasked().cpu().numpy(),
             "logp_infer": self.sampler_unmasked().cpu().numpy(),
             "logp_train_masked": self.trainer.logp_T.cpu().numpy(),
-            "logp_infer_masked": self.logp_infer_T.cpu().numpy(),
+            "logp_infer_masked": self.logp_sampler_T.cpu().numpy(),
             "outside": self.trainer.outside_T.cpu().numpy(),
             "token": self.token_T.cpu().numpy().astype(np.int32),
             "position": (np.arange(len(sequence_T)) - first_N[sequence_T]).astype(np.int32),
@@ -176,7 +176,7 @@ class TokenTable:
         if self.flips_TL is None:
             return {}
         # In this order: another one rounds otherwise.
-        log_ratio_T = self.unmasked() - self.logp_infer_T - self.log_kept_infer_T
+        log_ratio_T = self.unmasked() - self.logp_sampler_T - self.log_kept_sampler_T
         return routing_metrics(self.flips_TL, log_ratio_T)
 
     def metrics(self, correction: Correction = UNCORRECTED) -> dict[str, float]:
@@ -187,14 +187,14 @@ class TokenTable:
         trainer, weights, sequence_T, count = self.trainer, self.weights, self.sequence_T, self.responses
         outside_T = trainer.outside_T
         inside_T = ~outside_T
-        mass_T, mass_infer_T = trainer.log_kept_T.exp(), self.log_kept_infer_T.exp()
-        full_T, full_infer_T = self.unmasked(), self.sampler_unmasked()
-        skew = advantage_skew(trainer.logp_T[inside_T], self.logp_infer_T[inside_T], self.advantage_T[inside_T])
+        mass_T, mass_sampler_T = trainer.log_kept_T.exp(), self.log_kept_sampler_T.exp()
+        full_T, full_sampler_T = self.unmasked(), self.sampler_unmasked()
+        skew = advantage_skew(trainer.logp_T[inside_T], self.logp_sampler_T[inside_T], self.advantage_T[inside_T])
         groups = {
-            keys.CORR: log_ratio_metrics(self.masked(), self.logp_infer_T, sequence_T, count, outside_T)
+            keys.CORR: log_ratio_metrics(self.masked(), self.logp_sampler_T, sequence_T, count, outside_T)
             | skew
             | weight_metrics(weights.used_N),
-            keys.CORR_UNMASKED: log_ratio_metrics(full_T, full_infer_T, sequence_T, count, outside_T),
+            keys.CORR_UNMASKED: log_ratio_metrics(full_T, full_sampler_T, sequence_T, count, outside_T),
             keys.CORR_RAW: weight_metrics(weights.raw_N),
             keys.CORR_VERL: self._by_verl(correction),
         }
@@ -210,15 +210,15 @@ class TokenTable:
             keys.VETOED: _mean(weights.vetoed_N),
             keys.KEPT_MASS_TRAIN: _mean(mass_T),
             keys.KEPT_MASS_TRAIN_MIN: mass_T.min().item(),
-            keys.KEPT_MASS_ROLLOUT: _mean(mass_infer_T),
-            keys.KEPT_MASS_ROLLOUT_MIN: mass_infer_T.min().item(),
+            keys.KEPT_MASS_ROLLOUT: _mean(mass_sampler_T),
+            keys.KEPT_MASS_ROLLOUT_MIN: mass_sampler_T.min().item(),
             keys.LOST_MASS: self.lost_mass_per_response(),
             **self.bias_bounds(),
             keys.KEPT_VOCAB_TRAIN: _mean(trainer.kept_vocab_T),
-            keys.KEPT_VOCAB_ROLLOUT: _mean(self.kept_vocab_infer_T),
+            keys.KEPT_VOCAB_ROLLOUT: _mean(self.kept_vocab_sampler_T),
             keys.OUTSIDE: _mean(outside_T),
             keys.OUTSIDE_COUNT: float(outside_T.sum()),
-            keys.OUTSIDE_DELTA: _mean((full_T - full_infer_T)[outside_T].abs()),
+            keys.OUTSIDE_DELTA: _mean((full_T - full_sampler_T)[outside_T].abs()),
             **self.routing(),
         }
 
@@ -226,7 +226,7 @@ class TokenTable:
         """verl's metrics at the threshold of the arm's weight: a response's where the arm has one, else a token's."""
         by_response = correction.sequence in ("is", "tis", "mis")
         most = correction.limit if by_response else correction.token_threshold
-        log_ratio_T = (self.masked() - self.logp_infer_T).double().cpu().numpy()
+        log_ratio_T = (self.masked() - self.logp_sampler_T).double().cpu().numpy()
         return verl_metrics(log_ratio_T, self.sequence_T.cpu().numpy(), self.responses, most, by_response)
 
 

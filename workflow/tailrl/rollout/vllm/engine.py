@@ -201,10 +201,10 @@ class VllmSampler(LocalSampler):
         except (ValueError, TypeError, AssertionError, AttributeError) as error:  # as families end in its backends
             raise StudyError(f"{self.folder}: vLLM cannot compute with this policy: {reason(error)}") from error
         worst = max(
-            record_error(request, rollout, torch.from_numpy(np.array(rollout.logits_infer_KV)), decoding.rule)
+            record_error(request, rollout, torch.from_numpy(np.array(rollout.logits_sampler_KV)), decoding.rule)
             for request, rollout in zip(requests, rollouts, strict=True)
         )
-        vocabulary = max((len(logits_V) for rollout in rollouts for logits_V in rollout.logits_infer_KV), default=0)
+        vocabulary = max((len(logits_V) for rollout in rollouts for logits_V in rollout.logits_sampler_KV), default=0)
         if not worst <= tolerance(vocabulary):
             raise StudyError(
                 f"vLLM's log-probs are not those of the distribution it samples from: they differ by {worst:.2g} nats"
@@ -269,10 +269,10 @@ def _rollout(
     return Rollout(
         prompt_tokens=request.prompt_tokens,
         tokens=tuple(output.token_ids),
-        logp_infer_T=np.array(output.logprobs.logprobs, dtype=np.float32),
-        log_kept_infer_T=log_kept[:length],
-        kept_vocab_infer_T=kept_vocab[:length],
+        logp_sampler_T=np.array(output.logprobs.logprobs, dtype=np.float32),
+        log_kept_sampler_T=log_kept[:length],
+        kept_vocab_sampler_T=kept_vocab[:length],
         stopped=output.finish_reason == "stop",
-        logits_infer_KV=tuple(logits[token] for token in sorted(logits) if token < length),
+        logits_sampler_KV=tuple(logits[token] for token in sorted(logits) if token < length),
         routes_PLK=routes_PLK,
     )

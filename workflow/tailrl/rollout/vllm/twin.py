@@ -130,7 +130,7 @@ def check_twin(
             wrongly, or are those of an earlier hand-over. A format that is near to the engine's dtype, such as none at
             all instead of int8, need not be found: `quantization.check_formats` looks for it.
     """
-    engine_T = torch.cat([torch.from_numpy(rollout.logp_infer_T) for rollout in rollouts])
+    engine_T = torch.cat([torch.from_numpy(rollout.logp_sampler_T) for rollout in rollouts])
     given = (folder, weights, settings, rollouts, temperature, queries)
     exact_T, coarse_T = (twin_logprobs(*given, dtype) for dtype in (torch.float32, getattr(torch, settings.dtype)))
     differs, explained = ((other_T - exact_T).abs().mean().item() for other_T in (engine_T, coarse_T))
