@@ -194,11 +194,11 @@ def faulty(model: PreTrainedModel, run: Run, where: str) -> dict[str, Any]:
     if distributed.number() == 1:
         # Within FSDP's forward, which is then cut short; or after it.
         vars(scorer)["constrained_logprobs"] = nan_in_the_head if where == "head" else own
-        scorer.Scorer.__call__ = nan_in_a_logprob if where == "log-prob" else score  # type: ignore[method-assign]
+        scorer.Scorer.__call__ = nan_in_a_logprob if where == "log-prob" else score
     with pytest.raises(NumericalError) as caught:
         update(model, optimizer, samples, run, 0, Stopwatch())
     vars(scorer)["constrained_logprobs"] = own
-    scorer.Scorer.__call__ = score  # type: ignore[method-assign]
+    scorer.Scorer.__call__ = score
     give_up_forward(model)
     optimizer.zero_grad(set_to_none=True)
     return {"sentence": str(caught.value), "after": updates_of_placed(model, run, 1)["weights"]}

@@ -135,7 +135,7 @@ def test_ranks_killed_as_they_write_a_checkpoint_go_on_from_the_one_before(
         patched.setattr(checkpoint_files, "checksum", killed)
         with pytest.raises(AssertionError, match=r"rank 0: it ended with -9\nrank 1: it ended with -9"):
             on_ranks(2, runs.folder, runs.train_rank, run, 5, "out")
-    aside = runs.checkpoints / checkpoints.UNFINISHED_PARTS
+    aside = runs.checkpoints / checkpoints.UNFINISHED
     assert [int(name.split("-")[1]) for name in runs.saved()] == [2] and len(list(aside.iterdir())) == 2
     on_ranks(after, runs.folder, runs.train_rank, run, 5, "out")
     assert f"tailrl: {aside}: half-written, left out\n" in capfd.readouterr().err
