@@ -18,8 +18,8 @@ from torch import Tensor
 class Batch:
     """N padded responses of at most L tokens: log-probs [N, L], the mask, and an advantage a response."""
 
-    trainer_NL: Tensor
-    sampler_NL: Tensor
+    train_NL: Tensor
+    infer_NL: Tensor
     mask_NL: Tensor
     advantage_NL: Tensor
 

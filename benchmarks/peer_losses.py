@@ -30,8 +30,8 @@ from torch import Tensor
 class Batch:
     """Padded log-probs [N, L] in float64: of the trainer before and after an update, the sampler, and the base."""
 
-    trainer_NL: Tensor
-    sampler_NL: Tensor
+    train_NL: Tensor
+    infer_NL: Tensor
     new_NL: Tensor
     base_NL: Tensor
     mask_NL: Tensor  # bool

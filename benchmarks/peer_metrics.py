@@ -62,16 +62,17 @@ def random_batch(seed: int) -> Batch:
     if seed % 10 == 4:
         mask_NL[0] = False
     mask_NL[-1, 0] = True
-    trainer_NL = -torch.empty(mask_NL.shape, dtype=torch.float64).exponential_(1.0, generator=generator)
+    train_NL = -torch.empty(mask_NL.shape, dtype=torch.float64).exponential_(1.0, generator=generator)
     log_ratio_NL = SCALES[seed % 4] * torch.randn(mask_NL.shape, dtype=torch.float64, generator=generator)
     if seed % 10 == 5:
         log_ratio_NL[-1, 0] = 30.0 if seed % 20 == 5 else -30.0
     # Both at most 0, with the drawn ratio.
-    sampler_NL = trainer_NL - log_ratio_NL
-    above_NL = sampler_NL.clamp(min=0.0)
+    infer_NL = train_NL - log_ratio_NL
+    above_NL = infer_NL.clamp(min=0.0)
     advantage_NL = torch.randn(responses, 1, dtype=torch.float64, generator=generator).expand_as(mask_NL)
-    trainer_NL = (trainer_NL - above_NL).where(mask_NL, -9.0)
-    return Batch(trainer_NL, (sampler_NL - above_NL).where(mask_NL, -1.0), mask_NL, advantage_NL)
+    return Batch(
+        (train_NL - above_NL).where(mask_NL, -9.0), (infer_NL - above_NL).where(mask_NL, -1.0), mask_NL, advantage_NL
+    )
 
 
 def of_a_log(batch: Batch) -> Ours:
@@ -105,16 +106,16 @@ def of_training(batch: Batch, threshold: float) -> Ours:
 
     Of a batch with a response without a token, the perplexities are left out: verl gives it 1, we leave it out.
     """
-    trainer_T, sampler_T, sequence_T = packed(batch)
+    train_T, infer_T, sequence_T = packed(batch)
     count = len(batch.mask_NL)
     ours: Ours = {}
     for level in LEVELS:
         weights = verl_metrics(
-            (trainer_T - sampler_T).numpy(), sequence_T.numpy(), count, threshold, by_response=level == "sequence"
+            (train_T - infer_T).numpy(), sequence_T.numpy(), count, threshold, by_response=level == "sequence"
         )
         ours |= {("verl", f"rollout_corr_verl/{name} ({level})"): value for name, value in weights.items()}
     if is_whole(batch):
-        logged = log_ratio_metrics(trainer_T, sampler_T, sequence_T, count)
+        logged = log_ratio_metrics(train_T, infer_T, sequence_T, count)
         ours |= {("verl", f"{OF_TRAINING}{name}"): logged[name] for name in VERL_NAMES}
     return ours
 
@@ -144,10 +145,10 @@ REJECTIONS = {
 
 def of_rejections(batch: Batch) -> Ours:
     """Our fractions of rejected tokens and responses."""
-    trainer_T, sampler_T, sequence_T = packed(batch)
+    train_T, infer_T, sequence_T = packed(batch)
     ours: Ours = {}
     for name, (_, _, settings) in REJECTIONS.items():
-        delta_T = trainer_T - sampler_T
+        delta_T = train_T - infer_T
         outside_T = torch.zeros_like(sequence_T, dtype=torch.bool)
         weights = correct(delta_T, outside_T, sequence_T, len(batch.mask_NL), Correction.model_validate(settings))
         judged = weights.rejected_N if "seq" in name else weights.masked_T
@@ -294,16 +295,16 @@ def trl_batch(seed: int) -> Batch:
     generator = torch.Generator().manual_seed(1000 + seed)
     lengths_N1 = torch.randint(1, LONGEST + 1, (2 * GROUP, 1), generator=generator)
     mask_NL = torch.arange(int(lengths_N1.max())) < lengths_N1
-    trainer_NL = -torch.empty(mask_NL.shape).exponential_(1.0, generator=generator)
+    train_NL = -torch.empty(mask_NL.shape).exponential_(1.0, generator=generator)
     if seed % 3 == 0:
         lengths_N1[:GROUP] = LONGEST
         mask_NL = torch.arange(LONGEST) < lengths_N1
-        trainer_NL = -torch.empty(mask_NL.shape).exponential_(1.0, generator=generator)
-    sampler_NL = trainer_NL + SCALES[seed % 4] * torch.randn(mask_NL.shape, generator=generator)
-    sampler_NL = sampler_NL.clamp(max=0.0)
+        train_NL = -torch.empty(mask_NL.shape).exponential_(1.0, generator=generator)
+    infer_NL = train_NL + SCALES[seed % 4] * torch.randn(mask_NL.shape, generator=generator)
+    infer_NL = infer_NL.clamp(max=0.0)
     if seed % 5 == 0:
-        sampler_NL[0, 0] = math.nan
-    return Batch(trainer_NL.where(mask_NL, 0.0), sampler_NL.where(mask_NL, 0.0), mask_NL, torch.zeros(mask_NL.shape))
+        infer_NL[0, 0] = math.nan
+    return Batch(train_NL.where(mask_NL, 0.0), infer_NL.where(mask_NL, 0.0), mask_NL, torch.zeros(mask_NL.shape))
 
 
 def of_trl(folder: Path, seeds: range) -> Iterator[tuple[int, Value]]:

@@ -53,12 +53,12 @@ def random_batch(scale: float, seed: int, updated: bool = True) -> Batch:
         return (from_NL + torch.where(far_NL, 8 * delta_NL, delta_NL)).clamp(-15.0, -0.001)
 
     # TRL holds the sampler's log-probs in float32.
-    sampler_NL = (-torch.rand(shape, generator=generator) * 3 - 0.01).double()
-    trainer_NL = moved(sampler_NL)
-    new_NL = moved(trainer_NL) if updated else trainer_NL
+    infer_NL = (-torch.rand(shape, generator=generator) * 3 - 0.01).double()
+    train_NL = moved(infer_NL)
+    new_NL = moved(train_NL) if updated else train_NL
     base_NL = (new_NL + torch.rand(shape, generator=generator, dtype=torch.float64) - 0.5).clamp(max=-0.001)
     advantage_N = torch.randn(len(LENGTHS), generator=generator, dtype=torch.float64)
-    return Batch(trainer_NL, sampler_NL, new_NL, base_NL, mask_NL, advantage_N)
+    return Batch(train_NL, infer_NL, new_NL, base_NL, mask_NL, advantage_N)
 
 
 def share_of(mean: str, mask_NL: Tensor, kept_NL: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ def ours(arm: Arm, case: Case, batch: Batch, advantage_N: Tensor) -> tuple[Tenso
     clip, reference_kl = arm.clip or beside.clip, arm.reference_kl or beside.reference_kl
     mask_NL = batch.mask_NL
     sequence_T = mask_NL.nonzero()[:, 0]
-    old_T, sampler_T, base_T = (x[mask_NL] for x in (batch.train_NL, batch.infer_NL, batch.base_NL))
+    old_T, infer_T, base_T = (x[mask_NL] for x in (batch.train_NL, batch.infer_NL, batch.base_NL))
     new_T = batch.new_NL[mask_NL].requires_grad_()
     inside_T = torch.zeros_like(sequence_T, dtype=torch.bool)
     zero_T = torch.zeros_like(old_T)
@@ -90,7 +90,7 @@ def ours(arm: Arm, case: Case, batch: Batch, advantage_N: Tensor) -> tuple[Tenso
     def of(scale_N: Tensor) -> Any:
         advantage_T = (advantage_N * scale_N)[sequence_T]
         return surrogate(
-            scored, sampler_T, advantage_T, sequence_T, len(LENGTHS), 1, arm.correction, clip, logp_old_T=old_T
+            scored, infer_T, advantage_T, sequence_T, len(LENGTHS), 1, arm.correction, clip, logp_old_T=old_T
         )
 
     kept_T = of(torch.ones(len(LENGTHS), dtype=torch.float64)).weights.weight_T > 0

@@ -108,16 +108,16 @@ def wide(chunked: bool) -> dict[str, object]:
     torch.manual_seed(0)
     hidden_TH = torch.randn(TOKENS, HIDDEN, requires_grad=True)
     weight_VH = (0.05 * torch.randn(WIDE, HIDDEN)).requires_grad_()
-    logits_sampler_TV, tokens_T = torch.randn(TOKENS, WIDE), torch.randint(WIDE, (TOKENS,))
+    logits_infer_TV, tokens_T = torch.randn(TOKENS, WIDE), torch.randint(WIDE, (TOKENS,))
     correction, vocabulary, threshold_T1 = Correction(centering="full"), Vocabulary(), torch.zeros(TOKENS, 1)
     before, begun = _peak(), time.process_time()
     if chunked:
-        rows = (hidden_TH, weight_VH, tokens_T, logits_sampler_TV, threshold_T1, 1.0, vocabulary, correction)
+        rows = (hidden_TH, weight_VH, tokens_T, logits_infer_TV, threshold_T1, 1.0, vocabulary, correction)
         scored, expected_T = whole_row_scores(*rows)
     else:
         logits_TV = hidden_TH @ weight_VH.T
         scored = token_logprobs(logits_TV, tokens_T, "full")
-        expected_T = expected_score(logits_TV.log_softmax(-1), logits_sampler_TV.log_softmax(-1), correction)
+        expected_T = expected_score(logits_TV.log_softmax(-1), logits_infer_TV.log_softmax(-1), correction)
     assert expected_T is not None
     (scored.logp_T - expected_T).sum().backward()  # type: ignore[no-untyped-call]
     megabytes = (_peak() - before) / 1e6

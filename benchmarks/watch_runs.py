@@ -176,7 +176,7 @@ def faulty_loop(now: Now) -> Iterator[None]:
 
 
 def _steps(now: Now) -> Any:
-    original = loop.take_step
+    original = step.take_step
 
     def take_step(job: Any, state: Any, *others: Any) -> Any:
         now.step = state.step

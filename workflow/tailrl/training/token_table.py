@@ -132,15 +132,15 @@ class TokenTable:
         first_N = np.concatenate([[0], np.cumsum(lengths_N)[:-1]])
         columns: dict[str, NDArray[Any]] = {
             "step": np.full(len(sequence_T), step, np.int32),
-            "logp_train": self.unmasked().cpu().numpy(),
-            "logp_infer": self.sampler_unmasked().cpu().numpy(),
-            "logp_train_masked": self.trainer.logp_T.cpu().numpy(),
-            "logp_infer_masked": self.logp_sampler_T.cpu().numpy(),
+            "logp_train": self.unmasked().float().cpu().numpy(),
+            "logp_infer": self.sampler_unmasked().float().cpu().numpy(),
+            "logp_train_masked": self.trainer.logp_T.float().cpu().numpy(),
+            "logp_infer_masked": self.logp_sampler_T.float().cpu().numpy(),
             "outside": self.trainer.outside_T.cpu().numpy(),
             "token": self.token_T.cpu().numpy().astype(np.int32),
             "position": (np.arange(len(sequence_T)) - first_N[sequence_T]).astype(np.int32),
             "sequence": self.number_N.cpu().numpy().astype(np.int32)[sequence_T],
-            "advantage": self.advantage_T.cpu().numpy(),
+            "advantage": self.advantage_T.float().cpu().numpy(),
             "reward": self.reward_N.cpu().numpy()[sequence_T],
         }
         if self.flips_TL is not None:
