@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from tailrl.config.sampler import Disturbance
 from tailrl.diagnosis.log import Log, LoggedRow, pack, seen_before
+from tailrl.objective.kl_estimates import k3
 from tailrl.rollout import Decoding
 from tailrl.runtime.seeding import derive_seed
 
@@ -113,7 +114,7 @@ def _part(
         with banned(sampler, fault.banned, seed):
             rollouts = sampler.generate(requests, decoding)
         prompts, responses = [r.prompt_tokens for r in rollouts], [r.tokens for r in rollouts]
-        infer = [torch.from_numpy(np.asarray(r.logp_infer_T)) for r in rollouts]
+        infer = [torch.from_numpy(np.asarray(r.logp_sampler_T)) for r in rollouts]
     trainer = copy.deepcopy(trained.model)
     trainer.load_state_dict(trained.past[trainer_at])
     trainer.to(getattr(torch, fault.trainer_dtype))
@@ -137,7 +138,7 @@ def _part(
         infer = [torch.cat([own[: -fault.last], other[-fault.last :]]) for own, other in zip(infer, alone, strict=True)]
     recomputed = score(_with(trained, weights), prompts, responses) if "recomputed" in fault.columns else None
     delta_T = torch.cat(again).double() - torch.cat(train).double()
-    floor = float((delta_T.expm1() - delta_T).mean())
+    floor = float(k3(delta_T).mean())
     rewards = trained.rewards(seed, responses)
     rows = []
     for i, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):

@@ -24,6 +24,7 @@ from tailrl.config.sampler import SamplerSettings
 from tailrl.diagnosis.log import Log, LoggedRow, pack
 from tailrl.model.quantize import int4_groups, rounded_cache, rounded_rows
 from tailrl.objective.disturbance import round_weights
+from tailrl.objective.kl_estimates import k3
 from tailrl.probes.model.probe import probe_model
 from tailrl.rollout import Decoding
 from tailrl.rollout.transformers import TransformersSampler
@@ -48,7 +49,7 @@ def probed(trained: Trained, fault: Fault, seed: int, count: int) -> tuple[Log, 
             rows = pool.submit(_probe_rows, str(trained.folder), settings, file).result()
     log = pack(rows)
     delta_T = log.again_T - log.trainer_T
-    return log, float((np.expm1(delta_T) - delta_T).mean())
+    return log, float(k3(delta_T).mean())
 
 
 def _probe_rows(folder: str, settings: ProbeSettings, prompts: Path) -> list[LoggedRow]:
@@ -194,7 +195,7 @@ def in_flight(
     responses, logps = [], []
     for first, second, cut in zip(begun, ended, cuts, strict=True):
         whole = (*first.tokens[:cut], *second.tokens)[: decoding.max_new_tokens]
-        logp_T = np.concatenate([first.logp_infer_T[:cut], second.logp_infer_T])[: len(whole)]
+        logp_T = np.concatenate([first.logp_sampler_T[:cut], second.logp_sampler_T])[: len(whole)]
         responses.append(whole)
         logps.append(torch.from_numpy(logp_T))
     return [request.prompt_tokens for request in requests], responses, logps

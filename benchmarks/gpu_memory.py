@@ -42,7 +42,7 @@ def updates(sizes: Sizes, run: Any) -> None:
     from tailrl.training.optimizer import make_optimizer
     from tailrl.training.placement import place
     from tailrl.training.step import update
-    from tailrl.training.step_record import Stopwatch
+    from tailrl.training.stopwatch import Stopwatch
 
     distributed.join()
     model = make_policy(sizes)
@@ -58,7 +58,7 @@ def updates(sizes: Sizes, run: Any) -> None:
 def made_samples(sizes: Sizes, run: Any) -> list[Any]:
     """The rollouts of a step as the trainer gets them, all of full length, that no engine made."""
     from tailrl.rollout.types import Rollout
-    from tailrl.training.step import Sample
+    from tailrl.training.samples import Sample
 
     rng, training = np.random.default_rng(0), run.training
     samples: list[Any] = []

@@ -158,6 +158,7 @@ def train(folder: Path, run: Any, out: str, stop_at: int | None = None) -> list[
     """
     from tailrl.artifacts.metrics import read_steps
     from tailrl.training import loop
+    from tailrl.training import step as training_step
 
     taken = 0
 
@@ -168,7 +169,7 @@ def train(folder: Path, run: Any, out: str, stop_at: int | None = None) -> list[
         taken += 1
         return np.array([crc32(str(rollout.tokens).encode()) % 2 for rollout in rollouts], np.float32)
 
-    with patch.object(loop, "rewards", rewards):
+    with patch.object(training_step, "rewards", rewards):
         loop.train(run, 0, folder / "policy", folder / "problems.jsonl", folder / out, folder)
     return [{key: value for key, value in step.items() if value is not None} for step in read_steps(folder / out)]
 

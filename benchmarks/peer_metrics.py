@@ -29,7 +29,7 @@ from tailrl.objective.corrections import correct
 from tailrl.objective.diagnostics import log_ratio_metrics
 from tailrl.rollout.types import Rollout
 from tailrl.stats.verl import verl_metrics
-from tailrl.training.step_record import response_metrics, reward_metrics
+from tailrl.training.rollouts import response_metrics, reward_metrics
 
 BATCHES = 150
 SCALES = (0.01, 0.3, 2.0, 10.0)  # nats, standard deviation of the log-ratios

@@ -45,7 +45,7 @@ def test_flips_are_means_over_a_run_that_has_routes() -> None:
 def test_responses_are_summed_over_their_tokens_and_averaged_over_a_run() -> None:
     rng = np.random.default_rng(0)
     step_T, sequence_T = rng.integers(0, 3, 200).astype(np.int32), rng.integers(0, 5, 200).astype(np.int32)
-    train_T, infer_T = -rng.exponential(size=(2, 200))
+    trainer_T, sampler_T = -rng.exponential(size=(2, 200))
     metrics = {
         STEP: [0.0, 1.0],
         CURRICULUM_LEVEL: [0.0, 2.0],
@@ -54,11 +54,11 @@ def test_responses_are_summed_over_their_tokens_and_averaged_over_a_run() -> Non
         SAMPLE_SIZE_RAW: [0.2, 0.4],
         **{key: [share, 0.0] for key, share in zip(LOST, (0.2, 0.4, 0.6, 0.8), strict=True)},
     }
-    one = run(metrics, 3, Tokens(step_T, train_T, infer_T, sequence_T))
+    one = run(metrics, 3, Tokens(step_T, trainer_T, sampler_T, sequence_T))
     both = results_of(mixed=made(NAIVE, reward=[0.5]))
     (found,) = response_means(replace(both, arms=("arm",), runs={"arm": (one,)}))
     sums = dict.fromkeys(set(zip(step_T.tolist(), sequence_T.tolist(), strict=True)), 0.0)
-    for step, sequence, train, infer in zip(step_T, sequence_T, train_T, infer_T, strict=True):
+    for step, sequence, train, infer in zip(step_T, sequence_T, trainer_T, sampler_T, strict=True):
         sums[int(step), int(sequence)] += train - infer
     assert (found.arm, found.seed, found.tokens, found.delta_abs) == ("arm", 3, 12.0, 0.5)
     assert found.level == 2.0
@@ -85,8 +85,8 @@ def test_the_course_of_a_run_in_tenths() -> None:
 
 
 def test_a_response_whose_delta_is_not_finite_has_no_part_in_its_spread() -> None:
-    infer_T = np.array([-1.0, -2.0, -math.inf, -5.0])
-    tokens = Tokens(np.zeros(4, dtype=np.int32), np.full(4, -1.0), infer_T, np.arange(4, dtype=np.int32))
+    sampler_T = np.array([-1.0, -2.0, -math.inf, -5.0])
+    tokens = Tokens(np.zeros(4, dtype=np.int32), np.full(4, -1.0), sampler_T, np.arange(4, dtype=np.int32))
     both = results_of(mixed=made(NAIVE, reward=[0.5]))
     (found,) = response_means(replace(both, arms=("arm",), runs={"arm": (run({STEP: [0.0]}, 0, tokens),)}))
     assert found.delta_sd == pytest.approx(np.std([0.0, 1.0, 4.0], ddof=1))

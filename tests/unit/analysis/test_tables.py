@@ -30,9 +30,9 @@ from tailrl.stats.tests import paired_difference
 NAN = math.nan
 
 
-def kept(step_T: NDArray[np.int32], train_T: FloatArray, infer_T: FloatArray) -> Tokens:
+def kept(step_T: NDArray[np.int32], trainer_T: FloatArray, sampler_T: FloatArray) -> Tokens:
     """Tokens of one response a step."""
-    return Tokens(step_T, train_T, infer_T, np.zeros(len(step_T), dtype=np.int32))
+    return Tokens(step_T, trainer_T, sampler_T, np.zeros(len(step_T), dtype=np.int32))
 
 
 @pytest.mark.parametrize("window", [1, 3, 5, 9])

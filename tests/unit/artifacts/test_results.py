@@ -85,8 +85,8 @@ def test_tokens(tmp_path: Path) -> None:
     arrays = tokens_of([0, 10], logp_train=logp, logp_infer=logp * 2)
     tokens = read_tokens(tokens_in(tmp_path, arrays), {"train/step": np.arange(11.0)}, 10)
     np.testing.assert_array_equal(tokens.step_T, [0, 10])
-    np.testing.assert_array_equal(tokens.logp_train_T, [-1.5, -2.25])
-    np.testing.assert_array_equal(tokens.logp_infer_T, [-3.0, -4.5])
+    np.testing.assert_array_equal(tokens.logp_trainer_T, [-1.5, -2.25])
+    np.testing.assert_array_equal(tokens.logp_sampler_T, [-3.0, -4.5])
     found = read_token_arrays(tmp_path)
     assert list(found) == list(ARRAYS)
     for name, array in found.items():

@@ -75,7 +75,7 @@ def what_ran(results: Results) -> str:
     shares = [share for share in map(work_share, runs) if not np.isnan(share)]
     timed = f"{min(wall):.0f} to {max(wall):.0f} s each, {sum(wall) / 3600:.2f} h in all"
     busy = f"at least {100 * min(shares):.0f} % of a job" if shares else "not recorded"
-    left_out = sum(int((~np.isfinite(r.tokens.logp_train_T - r.tokens.logp_infer_T)).sum()) for r in runs)
+    left_out = sum(int((~np.isfinite(r.tokens.logp_trainer_T - r.tokens.logp_sampler_T)).sum()) for r in runs)
     seeds = ", ".join(dict.fromkeys(str(run.seed) for run in runs))
     items = [
         f"Training jobs of the arms above, without those of ablations: {len(runs)}, seeds {seeds}",

@@ -106,7 +106,7 @@ def response_means(results: Results) -> Iterator[ResponseMeans]:
 def _delta_sd(tokens: Tokens) -> float:
     """Without responses whose Δ_y is not finite; NaN with fewer than two."""
     with np.errstate(invalid="ignore"):
-        delta_R = np.bincount(tokens.responses(), tokens.logp_train_T - tokens.logp_infer_T)
+        delta_R = np.bincount(tokens.responses(), tokens.logp_trainer_T - tokens.logp_sampler_T)
     delta_R = delta_R[np.isfinite(delta_R)]
     return float(delta_R.std(ddof=1)) if delta_R.size > 1 else math.nan
 

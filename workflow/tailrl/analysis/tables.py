@@ -149,8 +149,8 @@ class DeltaBin:
 
 def delta_bins(runs: Sequence[TrainedRun]) -> list[DeltaBin]:
     """The bins of one arm's tokens over all seeds, without tokens whose log-probability is not finite."""
-    train_T = np.concatenate([run.tokens.logp_train_T for run in runs])
-    delta_T = train_T - np.concatenate([run.tokens.logp_infer_T for run in runs])
+    train_T = np.concatenate([run.tokens.logp_trainer_T for run in runs])
+    delta_T = train_T - np.concatenate([run.tokens.logp_sampler_T for run in runs])
     # Tokens of one step share weights and prompts: each (seed, step) is one cluster.
     cluster_T = np.concatenate([(index << 32) + run.tokens.step_T.astype(np.int64) for index, run in enumerate(runs)])
     bin_T = np.digitize(-train_T, NATS) - 1

@@ -65,8 +65,8 @@ def growth(run: TrainedRun, key: str = keys.K3_UNMASKED) -> float:
 
 def tokens(run: TrainedRun) -> tuple[FloatArray, FloatArray]:
     """-ln π_train and Δ of a run's sampled tokens, nats, without tokens whose Δ is not finite."""
-    delta_T = run.tokens.logp_train_T - run.tokens.logp_infer_T
-    return -run.tokens.logp_train_T[np.isfinite(delta_T)], delta_T[np.isfinite(delta_T)]
+    delta_T = run.tokens.logp_trainer_T - run.tokens.logp_sampler_T
+    return -run.tokens.logp_trainer_T[np.isfinite(delta_T)], delta_T[np.isfinite(delta_T)]
 
 
 def tail_shift(run: TrainedRun) -> float:

@@ -66,6 +66,11 @@ class SamplerSettings(Kinds):
         return self.TRAINERS_BITS and self.quantized
 
     @property
+    def twin(self) -> "FewBits | None":
+        """The formats of a quantised engine that is compared with the same quantisation in PyTorch; None: it is not."""
+        return None
+
+    @property
     def sharing(self) -> int:
         """Ranks that share one engine."""
         return 1
@@ -153,6 +158,11 @@ class VllmSettings(FewBits):
         description="vLLM says which experts of a mixture it chose for every token, so that flips are counted and "
         "training.routing_replay can use them; it then runs a prompt once for each of its responses",
     )
+
+    @property
+    def twin(self) -> "FewBits | None":
+        """Itself, where it quantises: vLLM's kernels and loaders are not ours."""
+        return self if self.quantized else None
 
     @property
     def sharing(self) -> int:

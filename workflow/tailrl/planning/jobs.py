@@ -18,7 +18,7 @@ AIME25_PROBLEMS = 30
 PROMPT = 200
 """Tokens of a prompt where nobody says how many."""
 AT_ONCE_BYTES = 8 * 2**30
-"""A part of a checkpoint of several ranks (`training.checkpoint_files`), which all ranks write together."""
+"""A part of a checkpoint (`training.checkpoint_files`), which all ranks write together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +101,13 @@ def policies_of(study: Study) -> int:
 def host_bytes(shape: Shape, training: Training, ranks: int) -> float:
     """Bytes of a machine's own memory for a job: the policy's float32 file, and what is being written.
 
-    Ranks map the file and share its pages. One rank has a whole checkpoint twice. Several write theirs in parts, one
-    at a time, which they have twice, and the first has the whole policy for a snapshot.
+    Ranks map the file and share its pages. A checkpoint is written in parts, one at a time, which is there twice. Of
+    several ranks the first has the whole policy for a snapshot.
     """
     whole = 4 * shape.parameters
-    return whole + (2 * checkpoint_bytes(shape, training) if ranks == 1 else whole + 2 * AT_ONCE_BYTES)
+    return whole + (
+        2 * min(checkpoint_bytes(shape, training), AT_ONCE_BYTES) if ranks == 1 else whole + 2 * AT_ONCE_BYTES
+    )
 
 
 def checkpoint_bytes(shape: Shape, training: Training) -> float:

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -38,7 +37,8 @@ from tailrl.tracking import metrics as keys
 from tailrl.tracking.tracker import Tracker
 from tailrl.training.checkpoints import Checkpoints, fingerprint
 from tailrl.training.results import give, run_record, write_run
-from tailrl.training.step_record import Part, StepRecord, reward_metrics
+from tailrl.training.rollouts import reward_metrics
+from tailrl.training.token_table import TokenTable
 
 PYTHON = "TAILRL_VERL_PYTHON"
 """The variable that names the Python of verl's environment."""
@@ -280,7 +280,7 @@ def _metrics_of(job: Job, folder: Path, step: int, of_verl: Mapping[str, float])
     run, rows = job.run, _read_rows(job, folder, step)
     lengths = [len(row["mask"]) for row in rows]
     rewards_PG = np.array([row["reward"] for row in rows], np.float32).reshape(-1, run.training.group_size)
-    record = _record(job, rows)
+    table = _table(job, rows)
     pruned = run.vocabulary.prunes
     rho = log_rho(run.vocabulary.rhos[0], job.vocabulary_size) if pruned else 0.0
     # verl sums a response's entropies as it sums its loss, and knows those of the whole vocabulary alone.
@@ -288,7 +288,7 @@ def _metrics_of(job: Job, folder: Path, step: int, of_verl: Mapping[str, float])
     unmasked = [key for key in keys.METRICS if key.startswith(f"{keys.CORR_UNMASKED}/")]
     return {
         **dict.fromkeys(keys.METRICS, math.nan),
-        **record.metrics(run.correction),
+        **table.metrics(run.correction),
         **{ours: of_verl.get(theirs, math.nan) for ours, theirs in VERLS.items()},
         **{keys.in_group(keys.TIME, ours): of_verl.get(f"timing_s/{theirs}", 0.0) for ours, theirs in TIMES.items()},
         **reward_metrics(rewards_PG),
@@ -323,8 +323,8 @@ def _read_rows(job: Job, folder: Path, step: int) -> list[dict[str, Any]]:
     return [row for group in by_prompt.values() for row in group]
 
 
-def _record(job: Job, rows: Sequence[Mapping[str, Any]]) -> StepRecord:
-    """A step's tokens as our own trainer records them; NaN for what the log of a pruned policy does not hold."""
+def _table(job: Job, rows: Sequence[Mapping[str, Any]]) -> TokenTable:
+    """A step's tokens as our own trainer has them; NaN for what the log of a pruned policy does not hold."""
     run, pruned = job.run, job.run.vocabulary.prunes
     lengths_N = torch.tensor([len(row["mask"]) for row in rows])
 
@@ -353,29 +353,27 @@ def _record(job: Job, rows: Sequence[Mapping[str, Any]]) -> StepRecord:
         advantage_T=advantage_N.float()[sequence_T],
     )
     unknown_T = torch.full_like(trainer_T, math.nan)
-    record = StepRecord()
-    record.add(
-        Part(
-            loss=torch.tensor(math.nan),
-            logprobs=TokenLogprobs(
-                logp_T=trainer_T,
-                logp_full_T=(trainer_T + log_kept_T).masked_fill(outside_T, math.nan),
-                log_kept_T=log_kept_T,
-                kept_vocab_T=or_whole("trainer_set_size", float(job.vocabulary_size)),
-                entropy_T=unknown_T,
-                outside_T=outside_T,
-            ),
-            logp_infer_T=sampler_T,
-            log_kept_infer_T=unknown_T if pruned else torch.zeros_like(trainer_T),
-            kept_vocab_infer_T=unknown_T if pruned else torch.full_like(trainer_T, job.vocabulary_size),
-            sequence_T=sequence_T,
-            advantage_T=advantage_N[sequence_T],
-            clipped_T=torch.zeros_like(outside_T),
-            weights=weights,
-            number_N=torch.arange(len(rows)),
-        )
+    return TokenTable(
+        token_T=torch.cat([torch.tensor(row["token_ids"][-len(row["mask"]) :]) for row in rows]),
+        sequence_T=sequence_T,
+        logp_sampler_T=sampler_T,
+        log_kept_sampler_T=unknown_T if pruned else torch.zeros_like(trainer_T),
+        kept_vocab_sampler_T=unknown_T if pruned else torch.full_like(trainer_T, job.vocabulary_size),
+        trainer=TokenLogprobs(
+            logp_T=trainer_T,
+            logp_full_T=(trainer_T + log_kept_T).masked_fill(outside_T, math.nan),
+            log_kept_T=log_kept_T,
+            kept_vocab_T=or_whole("trainer_set_size", float(job.vocabulary_size)),
+            entropy_T=unknown_T,
+            outside_T=outside_T,
+        ),
+        advantage_T=advantage_N[sequence_T],
+        clipped_T=torch.zeros_like(outside_T),
+        weights=weights,
+        number_N=torch.arange(len(rows)),
+        reward_N=torch.tensor([row["reward"] for row in rows], dtype=torch.float32),
+        loss_M=torch.tensor([math.nan]),
     )
-    return record
 
 
 def _advantage(row: Mapping[str, Any]) -> float:
@@ -399,7 +397,7 @@ def _write(
     model = load_policy(left)
     weights = whole_weights(model, getattr(torch, run.policy_dtype))
     steps = range(0, run.training.steps, run.training.keep_tokens_every)
-    parts = [_arrays(job, _read_rows(job, folder, step + 1), step) for step in steps]
+    parts = [_table(job, _read_rows(job, folder, step + 1)).arrays(step) for step in steps]
     tokens = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     record = run_record(
         run,
@@ -422,18 +420,3 @@ def _write(
         lambda aside: save_policy(model, job.tokenizer, aside / "policy", weights),
         sum(weight.nbytes for weight in weights.values()),
     )
-
-
-def _arrays(job: Job, rows: Sequence[Mapping[str, Any]], step: int) -> dict[str, NDArray[np.generic]]:
-    """The arrays of `tokens.npz` of one step, numbered from 0."""
-    lengths = [len(row["mask"]) for row in rows]
-    kept = {name: array.astype(np.float32) for name, array in _record(job, rows).tokens().items()}
-    return kept | {
-        "outside": kept["outside"].astype(bool),
-        "step": np.full(sum(lengths), step, np.int32),
-        "token": np.concatenate([np.array(row["token_ids"][-len(row["mask"]) :], np.int32) for row in rows]),
-        "position": np.concatenate([np.arange(length, dtype=np.int32) for length in lengths]),
-        "sequence": np.repeat(np.arange(len(rows), dtype=np.int32), lengths),
-        "advantage": np.repeat(np.array([_advantage(row) for row in rows], np.float32), lengths),
-        "reward": np.repeat(np.array([row["reward"] for row in rows], np.float32), lengths),
-    }
