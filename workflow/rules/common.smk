@@ -15,10 +15,11 @@ from tailrl.cli import OFFER
 from tailrl.config.jobs import PolicyFile
 from tailrl.config.load import NOTE, merged, own_results, parse_study, read_config
 from tailrl.config.policy import MADE_MODELS
-from tailrl.config.source_files import digest_of_files, job_files
+from tailrl.config.source_files import PACKAGE, digest_of_files, job_files
 from tailrl.config.study import BASE_ARM, WILDCARD
 from tailrl.config.training import without_operational
 from tailrl.planning.formats import without_lacking
+from tailrl.reports.figures import FIGURES, SNAPSHOT_FIGURES, TABLES, caption_file
 from tailrl.runtime.atomic_files import forget_finished, hold, write_whole
 from tailrl.runtime.devices import attached, cpu_flags, visible
 from tailrl.runtime.errors import StudyError, reason, say
@@ -101,8 +102,6 @@ MODEL_FILES = (
 pins = os.getenv("PINS") or f"envs/{'gpu' if attached() else 'cpu'}.txt"
 conda_env = str(Path(home, pins).resolve().with_suffix(".yaml"))
 conda_env = conda_env.replace("{", "{{").replace("}", "}}")
-
-REPORT_FILES = job_files("report")
 
 
 # The source files of a job, for `params`, by their digest when the rules were read: Snakemake tracks no imported code, and

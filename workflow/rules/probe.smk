@@ -44,7 +44,7 @@ rule gradient_page:
         conda_env
     params:
         results=subpath(input.qualities, parent=True),
-        sources=sources(REPORT_FILES),
+        sources=sources(job_files("gradient_page")),
         out=subpath(output.table, parent=True),
     message:
         "table and figure of the gradient estimators\nlog: {log}"
@@ -117,7 +117,7 @@ rule distribution_page:
     conda:
         conda_env
     params:
-        sources=sources(REPORT_FILES),
+        sources=sources(job_files("distribution_page")),
         engines=lambda wildcards: [
             f"--engine={engine}" for engine in engines_of(wildcards)
         ],

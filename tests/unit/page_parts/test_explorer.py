@@ -10,8 +10,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.diagnosis.measure import LOGPROB_ROUNDING
-from tailrl.pages import TEMPLATES, explorer
-from tailrl.pages.explorer import Response, delta, explorer_data, token_texts
+from tailrl.page_parts import TEMPLATES, explorer
+from tailrl.page_parts.explorer import Response, delta, explorer_data, token_texts
 
 
 def response(trainer: FloatArray | list[float], sampler: FloatArray | list[float], **others: object) -> Response:

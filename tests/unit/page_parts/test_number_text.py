@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from tailrl.analysis.format import percent, points, scientific, short, spread
+from tailrl.page_parts.number_text import percent, points, scientific, short, spread
 from tailrl.stats.intervals import Interval
 from tailrl.stats.tests import NO_DIFFERENCE, Difference
 

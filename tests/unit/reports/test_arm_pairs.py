@@ -2,9 +2,8 @@
 
 from claims_fixture import DVP, EXACT, MATCHED, NAIVE, NOISE, made, results_of
 
-from tailrl.analysis.arm_pairs import ties
-from tailrl.claims import endpoints
 from tailrl.claims.catalogue import CATALOGUE
+from tailrl.reports.arm_pairs import pairs_of, ties
 
 HARM = ("vexact.a.score", "vexact.a.score.matched")
 FP8 = {"sampler": {"kv_cache_dtype": "fp8_e4m3"}}
@@ -56,7 +55,7 @@ def test_claims_compare_a_quantised_engine_with_its_twin_by_mismatch_alone() -> 
     results = results_of(
         exact=made(EXACT, **scores), bf16=made(NAIVE, **scores), fp8=made(FP8, **scores), twin=made(TWIN, **scores)
     )
-    read = {claim: list(endpoints.pairs_of(CATALOGUE[claim], results)) for claim in HARM}
+    read = {claim: list(pairs_of(CATALOGUE[claim], results)) for claim in HARM}
     assert read == {
         "vexact.a.score": [("bf16", "exact"), ("fp8", "exact")],
         "vexact.a.score.matched": [("fp8", "twin")],

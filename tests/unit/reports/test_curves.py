@@ -11,19 +11,13 @@ import pytest
 from claims_fixture import run_of_metrics as run
 from numpy.typing import NDArray
 
-from tailrl.analysis.scores import PolicyScore
-from tailrl.analysis.tables import (
-    NATS,
-    curve,
-    delta_bins,
-    mean_of,
-    moving_mean,
-    time_shares,
-    window_of,
-)
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.artifacts.tables import flat_rows, write_csv
 from tailrl.artifacts.tokens import Tokens
+from tailrl.reports.course.numbers import time_shares
+from tailrl.reports.curves import curve, mean_of, moving_mean, window_of
+from tailrl.reports.mismatch.numbers import NATS, delta_bins
+from tailrl.reports.scores.numbers import PolicyScore
 from tailrl.stats.intervals import Interval
 from tailrl.stats.tests import paired_difference
 

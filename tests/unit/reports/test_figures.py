@@ -17,14 +17,11 @@ from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 from slow_cases import slow_but
 
-from tailrl.analysis.ablation import Point, points_of
-from tailrl.analysis.scores import Gain, PolicyScore
-from tailrl.analysis.tables import NATS, Curve, DeltaBin, TimeShare, lacking
 from tailrl.artifacts.results import read_results
 from tailrl.config.study import Study
-from tailrl.report import figures
-from tailrl.report.ablation import ablation_figure
-from tailrl.report.axes import (
+from tailrl.reports.ablation.numbers import Point, points_of
+from tailrl.reports.ablation.page import ablation_figure
+from tailrl.reports.axes import (
     ARM_COLOURS,
     BLACK,
     BLUE,
@@ -38,6 +35,13 @@ from tailrl.report.axes import (
     set_magnitude_scale,
     style,
 )
+from tailrl.reports.course import page as course
+from tailrl.reports.course.numbers import TimeShare
+from tailrl.reports.curves import Curve, lacking
+from tailrl.reports.mismatch import page as mismatch
+from tailrl.reports.mismatch.numbers import NATS, DeltaBin
+from tailrl.reports.scores import page as scores
+from tailrl.reports.scores.numbers import Gain, PolicyScore
 from tailrl.stats.intervals import Interval
 from tailrl.stats.tests import paired_difference
 from tailrl.tracking.metrics import VETOED
@@ -56,11 +60,11 @@ def curves(metrics: tuple[str, ...], value: float = 0.5, steps: int = 5) -> list
 
 
 def mismatch_curves(value: float = 0.5) -> list[Curve]:
-    return curves((*figures.MISMATCH, VETOED), value)
+    return curves((*mismatch.MISMATCH, VETOED), value)
 
 
 def kept_curves() -> list[Curve]:
-    return curves(tuple(lacking(key) if figures.is_mass(key) else key for pair in figures.KEPT for key in pair), 1e-3)
+    return curves(tuple(lacking(key) if mismatch.is_mass(key) else key for pair in mismatch.KEPT for key in pair), 1e-3)
 
 
 def bins(tokens: int = 50, size: float = 0.01) -> list[DeltaBin]:
@@ -82,32 +86,32 @@ def gains(arms: tuple[str, ...] = ARMS, score: float = 0.6) -> tuple[list[Gain],
 
 def evaluation_figure(arms: tuple[str, ...] = ARMS, score: float = 0.6) -> Figure:
     found, policies = gains(arms, score)
-    return figures.evaluation_figure(found, policies, policies[0].avg, 8)
+    return scores.evaluation_figure(found, policies, policies[0].avg, 8)
 
 
 def shares(value: float = 0.125) -> list[TimeShare]:
-    return [TimeShare(arm, phase, value, value * 2) for arm in ARMS for phase in figures.PHASE_COLOURS]
+    return [TimeShare(arm, phase, value, value * 2) for arm in ARMS for phase in course.PHASE_COLOURS]
 
 
 LONG = tuple(f"an_arm_with_long_name_{number}" for number in range(9))
 ALL = {
-    "training": lambda: figures.training_figure(curves(tuple(figures.TRAINING)), ARMS),
-    "training, nothing recorded": lambda: figures.training_figure(curves(tuple(figures.TRAINING), NAN), ARMS),
-    "training, one step": lambda: figures.training_figure(curves(tuple(figures.TRAINING), steps=1), ARMS),
-    "mismatch": lambda: figures.mismatch_figure(mismatch_curves(), ARMS),
-    "mismatch, exactly zero": lambda: figures.mismatch_figure(mismatch_curves(value=0.0), ARMS),
-    "mismatch, infinite": lambda: figures.mismatch_figure(mismatch_curves(value=math.inf), ARMS),
-    "kept": lambda: figures.kept_figure(kept_curves(), ARMS),
-    "kept, no arm prunes": lambda: figures.kept_figure([], ARMS),
-    "delta": lambda: figures.delta_figure(bins(), ARMS),
-    "delta, zero": lambda: figures.delta_figure(bins(size=0.0), ARMS),
-    "delta, few tokens": lambda: figures.delta_figure(bins(tokens=0), ARMS),
-    "delta, long names": lambda: figures.delta_figure([replace(b, arm=LONG[0]) for b in bins()], LONG),
+    "training": lambda: course.training_figure(curves(tuple(course.TRAINING)), ARMS),
+    "training, nothing recorded": lambda: course.training_figure(curves(tuple(course.TRAINING), NAN), ARMS),
+    "training, one step": lambda: course.training_figure(curves(tuple(course.TRAINING), steps=1), ARMS),
+    "mismatch": lambda: mismatch.mismatch_figure(mismatch_curves(), ARMS),
+    "mismatch, exactly zero": lambda: mismatch.mismatch_figure(mismatch_curves(value=0.0), ARMS),
+    "mismatch, infinite": lambda: mismatch.mismatch_figure(mismatch_curves(value=math.inf), ARMS),
+    "kept": lambda: mismatch.kept_figure(kept_curves(), ARMS),
+    "kept, no arm prunes": lambda: mismatch.kept_figure([], ARMS),
+    "delta": lambda: mismatch.delta_figure(bins(), ARMS),
+    "delta, zero": lambda: mismatch.delta_figure(bins(size=0.0), ARMS),
+    "delta, few tokens": lambda: mismatch.delta_figure(bins(tokens=0), ARMS),
+    "delta, long names": lambda: mismatch.delta_figure([replace(b, arm=LONG[0]) for b in bins()], LONG),
     "evaluation": lambda: evaluation_figure(),
     "evaluation, long names": lambda: evaluation_figure(LONG),
     "evaluation, nothing solved": lambda: evaluation_figure(score=0.0),
-    "time": lambda: figures.time_figure(shares(), ARMS),
-    "time, not recorded": lambda: figures.time_figure(shares(NAN), ARMS),
+    "time": lambda: course.time_figure(shares(), ARMS),
+    "time, not recorded": lambda: course.time_figure(shares(NAN), ARMS),
 }
 
 
@@ -141,9 +145,9 @@ def test_no_text_leaves_the_figure(name: str) -> None:
 
 
 def test_a_panel_shows_the_curves_of_its_table() -> None:
-    table = curves(tuple(figures.TRAINING))
-    figure = figures.training_figure(table, ARMS)
-    for ax, metric in zip(figure.axes, figures.TRAINING, strict=True):
+    table = curves(tuple(course.TRAINING))
+    figure = course.training_figure(table, ARMS)
+    for ax, metric in zip(figure.axes, course.TRAINING, strict=True):
         own = [curve for curve in table if curve.metric == metric]
         assert len(ax.lines) == len(own)
         for line, curve in zip(ax.lines, own, strict=True):
@@ -153,8 +157,8 @@ def test_a_panel_shows_the_curves_of_its_table() -> None:
 
 def test_curves_have_a_band_and_scores_an_interval() -> None:
     """From the smallest to the largest seed; over seeds and problems."""
-    table = [replace(curve, low_N=curve.mean_N / 2, high_N=curve.mean_N * 2) for curve in curves(figures.TRAINING)]
-    for ax, metric in zip(figures.training_figure(table, ARMS).axes, figures.TRAINING, strict=True):
+    table = [replace(curve, low_N=curve.mean_N / 2, high_N=curve.mean_N * 2) for curve in curves(course.TRAINING)]
+    for ax, metric in zip(course.training_figure(table, ARMS).axes, course.TRAINING, strict=True):
         own = [curve for curve in table if curve.metric == metric]
         bands = [np.asarray(band.get_paths()[0].vertices)[:, 1] for band in ax.collections]
         assert [(band.min(), band.max()) for band in bands] == [(c.low_N.min(), c.high_N.max()) for c in own]
@@ -187,8 +191,8 @@ FEW = [(NINE, 1), (ARMS, 5), (NINE, 200)]
 def test_equal_curves_all_show(case: tuple[tuple[str, ...], int]) -> None:
     """Exact zeros, for example: the panel has each arm's colour, and each arm its own steps for markers."""
     arms, steps = case
-    table = [flat_curve(arm, metric, 0.0, steps) for arm in arms for metric in figures.TRAINING]
-    figure = figures.training_figure(table, arms)
+    table = [flat_curve(arm, metric, 0.0, steps) for arm in arms for metric in course.TRAINING]
+    figure = course.training_figure(table, arms)
     assert hidden(figure, figure.axes[1], arms) == []
     if steps >= len(arms):
         places = [line.get_markevery() for line in figure.axes[1].lines]
@@ -206,22 +210,22 @@ def test_equal_values_of_an_ablation_all_show(bases: tuple[str, ...]) -> None:
 
 
 def test_the_delta_figure_leaves_out_bins_with_few_tokens_but_counts_them() -> None:
-    table = [replace(b, tokens=figures.FEWEST_TOKENS - (b.nats_from == 0.0)) for b in bins() if b.arm == "naive"]
-    size, signed, count = figures.delta_figure(table, ("naive",)).axes
+    table = [replace(b, tokens=mismatch.FEWEST_TOKENS - (b.nats_from == 0.0)) for b in bins() if b.arm == "naive"]
+    size, signed, count = mismatch.delta_figure(table, ("naive",)).axes
     assert np.size(count.lines[0].get_xdata()) == len(table)
     assert np.size(size.lines[0].get_xdata()) == np.size(signed.lines[0].get_xdata()) == len(table) - 1
 
 
 def test_a_panel_of_zeros_says_so() -> None:
     """Rejected sequences are nothing in most studies; a veto in any arm is something."""
-    texts = [text.get_text() for text in figures.mismatch_figure(mismatch_curves(value=0.0), ARMS).axes[5].texts]
+    texts = [text.get_text() for text in mismatch.mismatch_figure(mismatch_curves(value=0.0), ARMS).axes[5].texts]
     assert texts == ["0 in every arm"]
     own = [curve for curve in mismatch_curves(value=0.0) if curve.metric != VETOED]
-    assert not figures.mismatch_figure([*own, *curves((VETOED,))], ARMS).axes[5].texts
+    assert not mismatch.mismatch_figure([*own, *curves((VETOED,))], ARMS).axes[5].texts
 
 
 def test_time_bars_fill_the_step() -> None:
-    (ax,) = figures.time_figure(shares(), ARMS).axes
+    (ax,) = course.time_figure(shares(), ARMS).axes
     bars = [bar for bar in ax.patches if isinstance(bar, Rectangle) and bar.get_y() < 0]
     assert sum(bar.get_width() for bar in bars) == pytest.approx(1)
     assert sorted(bar.get_x() for bar in bars) == pytest.approx([i / 8 for i in range(8)])

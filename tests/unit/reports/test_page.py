@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tailrl.report.page import Drawing, fragment, page
-from tailrl.report.svg import inline
+from tailrl.reports.page import Drawing, fragment, page
+from tailrl.reports.svg import inline
 from tailrl.runtime.errors import StudyError
 
 ROOT = Path(__file__).parents[3]

@@ -1,6 +1,7 @@
 """Numbers as text: percentages, points, intervals, p values."""
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +13,11 @@ if TYPE_CHECKING:  # it needs SciPy
     from tailrl.stats.tests import Difference
 
 LOST = "1 − Z"
+
+
+def with_interval(of: "Interval | Difference", number: Callable[[float], str] = "{:.3g}".format) -> str:
+    """A number with its interval, if there is one."""
+    return number(of.mean) if math.isnan(of.low) else f"{number(of.mean)} [{number(of.low)}, {number(of.high)}]"
 
 
 def percent(interval: Interval) -> str:
@@ -26,9 +32,7 @@ def points(difference: "Difference") -> str:
     """A difference of shares in percentage points, with its interval if there is one; empty without a difference."""
     if math.isnan(difference.mean):
         return ""
-    if math.isnan(difference.low):
-        return f"{100 * difference.mean:+.1f}"
-    return f"{100 * difference.mean:+.1f} [{100 * difference.low:+.1f}, {100 * difference.high:+.1f}]"
+    return with_interval(difference, lambda value: f"{100 * value:+.1f}")
 
 
 def count(number: int, noun: str) -> str:

@@ -1,1 +1,1 @@
-"""Pages, tables and figures, from artifacts, analysis and claims."""
+"""What studies show, a folder a question: its numbers, its verdicts' endpoints, its page and its template."""

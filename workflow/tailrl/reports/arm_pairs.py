@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tailrl.artifacts.results import Results
-from tailrl.config.arm_kinds import Role, has_exact_engine, is_matched, is_naive
+from tailrl.claims.catalogue import Claim
+from tailrl.config.arm_kinds import Role, has_exact_engine, is_matched, is_naive, kind
 from tailrl.config.jobs import Run
 
 Keys = tuple[str, ...]
@@ -27,6 +28,16 @@ def arms_as(results: Results, role: Role) -> list[str]:
 def pairs(results: Results, first: Role, second: Role, *, apart: Keys = ()) -> Iterator[tuple[str, str]]:
     """Pairs of arms of two kinds that differ only in vocabulary, correction and `apart` (keys or whole blocks)."""
     yield from _alike(_all_settings(results), first, second, _SHARED, apart)
+
+
+def arms_of(claim: Claim, results: Results) -> list[str]:
+    """The arms that the claim is about."""
+    return arms_as(results, kind(claim.arms))
+
+
+def pairs_of(claim: Claim, results: Results) -> Iterator[tuple[str, str]]:
+    """The arms that the claim is about, each with its control."""
+    return pairs(results, kind(claim.arms), kind(claim.against), apart=claim.apart)
 
 
 def ties(results: Results) -> list[tuple[str, str, str]]:

@@ -15,7 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from tailrl.pages.scales import LINEAR_PART, magnitudes
+from tailrl.page_parts.scales import LINEAR_PART, magnitudes
+from tailrl.stats.intervals import Interval
 
 WIDTH = 6.75
 """Inches, the text width of a two-column page: type prints at its real size."""
@@ -164,6 +165,16 @@ def arm_legend(figure: Figure, arms: Sequence[str], shown: Sequence[str] | None 
     figure.legend(lines, names, loc="outside upper center", ncols=columns, handlelength=1.6)
     more = max(0, math.ceil(len(names) / columns) - 2)
     figure.set_figheight(figure.get_figheight() + more * LEGEND_ROW)
+
+
+def draw_intervals(
+    ax: Axes, x: Sequence[float], intervals: Sequence[Interval], look: Look, *, width: float = 0.8, mark: float = 3
+) -> None:
+    """Draw a line of this width through the means, with markers of this size (points), and a bar an interval."""
+    means = [interval.mean for interval in intervals]
+    ax.plot(x, means, color=look.colour, linestyle=look.dash, marker=look.marker, linewidth=width, markersize=mark)
+    lows, highs = [interval.low for interval in intervals], [interval.high for interval in intervals]
+    ax.vlines(x, lows, highs, color=look.colour, linewidth=1)
 
 
 def set_magnitude_scale(ax: Axes, values: Iterable[float]) -> None:

@@ -1,40 +1,26 @@
-"""The numbers behind the figures: computed here once, drawn by `figures`, written as CSV.
+"""Metrics over the steps of an arm's runs: mean and range over seeds, as rows of a table and as lines of a figure."""
 
-A table is a list of frozen records: one per CSV row, or for curves one per line of a figure.
-"""
-
-import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from tailrl.artifacts.metrics import FloatArray
-from tailrl.artifacts.results import TrainedRun
+from tailrl.artifacts.results import Results, TrainedRun
 from tailrl.artifacts.tables import Row
-from tailrl.stats.intervals import cluster_interval
-from tailrl.tracking.metrics import (
-    PHASES,
-    STEP,
-    STEP_SECONDS,
-    TIME,
-    in_group,
-)
+from tailrl.reports.axes import Dash, arm_styles, say_in_the_middle, set_magnitude_scale, set_marks
+from tailrl.stats.intervals import known_mean
+from tailrl.tracking.metrics import GRADIENT_NORM, K3_MASKED, K3_UNMASKED, STEP, WEIGHT_RAW
 
 SMOOTHING = 0.05
 """The window of a training curve's moving mean, as a share of the steps."""
 
-NATS = (0.0, 0.1, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, math.inf)
-"""Edges of the bins of -ln π_train; finer near probability 1, where the bound on |Δ| goes to zero."""
-
-BEHIND = {
-    "evaluation": ("evaluation", "policies"),
-    "distributions": ("distributions", "safe_sets", "probability", "signature", "histograms"),
-    "pooled": ("comparisons", "measures"),
-}
-"""The tables behind a figure, if not just the one of its name."""
+MAGNITUDES = (GRADIENT_NORM, K3_MASKED, K3_UNMASKED, WEIGHT_RAW)
+"""Metrics that span decades: log axes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,103 +91,9 @@ def lacking(key: str) -> str:
     return f"1 - {key}"
 
 
-@dataclass(frozen=True, slots=True)
-class DeltaBin:
-    """Δ = log π_train - log π_infer of sampled tokens with -ln π_train in [nats_from, nats_to).
-
-    Attributes:
-        tokens: how many lie in the bin; clusters: how many steps of runs they come from.
-        size, size_low, size_high: mean |Δ| with its interval over clusters, nats.
-        signed, signed_low, signed_high: mean of -Δ with its interval over clusters, nats.
-        epsilon: the smallest ε_max, nats, that allows the mean |Δ| in the exact worst case of Proposition 4.2,
-            |Δ| ≤ ln(p + (1-p) e^{2ε}). It is equal in all bins if |Δ| grows with 1 - p like the worst case.
-        sigma: σ, nats, of Proposition 4.3's noise ε_k ~ N(0, σ²); σ² = Σ Δ² / Σ (1-p) over all of the arm's tokens.
-        size_normal_low, size_normal_high: the mean |Δ| predicted from this noise, √(2/π) σ (1-p) √(1+c), for c = 0 and
-            c = 1. c is the probability that two draws from the other tokens agree.
-        signed_paper: the mean of -Δ by Proposition 4.3 as printed, mean Δ².
-        signed_corrected: the mean of -Δ to second order in σ, (3/2) mean Δ² - σ² (1-p).
-
-    Only p_a is known of the states' distributions, a being the sampled token. Under this noise Δ² has the mean
-    σ²[(1-p_a)² + Σ_{k≠a} p_k²], which the paper prints for -Δ. To second order the mean of -Δ is
-    σ²[½ - 2p_a + (3/2) Σ_k p_k²], which is 3/2 of the former minus σ²(1-p_a). Over a state's sampled tokens Δ² has the
-    mean σ²(1 - Σ_k p_k²), and 1-p has the mean 1 - Σ_k p_k². Under a mask this assumes that the sampler's set has all
-    the mass.
-    """
-
-    arm: str
-    nats_from: float
-    nats_to: float
-    tokens: int
-    clusters: int
-    size: float
-    size_low: float
-    size_high: float
-    signed: float
-    signed_low: float
-    signed_high: float
-    epsilon: float
-    sigma: float
-    size_normal_low: float
-    size_normal_high: float
-    signed_paper: float
-    signed_corrected: float
-
-
-def delta_bins(runs: Sequence[TrainedRun]) -> list[DeltaBin]:
-    """The bins of one arm's tokens over all seeds, without tokens whose log-probability is not finite."""
-    train_T = np.concatenate([run.tokens.logp_train_T for run in runs])
-    delta_T = train_T - np.concatenate([run.tokens.logp_infer_T for run in runs])
-    # Tokens of one step share weights and prompts: each (seed, step) is one cluster.
-    cluster_T = np.concatenate([(index << 32) + run.tokens.step_T.astype(np.int64) for index, run in enumerate(runs)])
-    bin_T = np.digitize(-train_T, NATS) - 1
-    # Rounding can make the log-probability of a near-certain token slightly positive.
-    bin_T = np.where(np.isfinite(delta_T), np.maximum(bin_T, 0), -1)
-    rest_T = np.maximum(-np.expm1(train_T), 0.0)
-    rest = float(rest_T[bin_T >= 0].sum())
-    sigma = math.sqrt(float(np.square(delta_T[bin_T >= 0]).sum()) / rest) if rest > 0 else math.nan
-    bins = []
-    for index, (low, high) in enumerate(itertools.pairwise(NATS)):
-        delta, cluster = delta_T[bin_T == index], cluster_T[bin_T == index]
-        size, signed = cluster_interval(np.abs(delta), cluster), cluster_interval(-delta, cluster)
-        ends = (size.mean, size.low, size.high, signed.mean, signed.low, signed.high)
-        predicted = _predicted(size.mean, np.square(delta), rest_T[bin_T == index], sigma)
-        bins.append(DeltaBin(runs[0].arm, low, high, delta.size, size.n, *ends, *predicted))
-    return bins
-
-
-def _predicted(size: float, square_T: FloatArray, rest_T: FloatArray, sigma: float) -> tuple[float, ...]:
-    """The last six fields of a DeltaBin, from its mean |Δ| and its tokens' Δ² and 1 - p; NaN without tokens."""
-    if not square_T.size:
-        return (math.nan, sigma, *[math.nan] * 4)
-    square, rest = float(square_T.mean()), float(rest_T.mean())
-    # ½ ln(1 + (e^size - 1) / (1-p)), in a form that does not overflow after a collapse.
-    epsilon = (size + math.log1p((rest - 1) * math.expm1(-size) / rest)) / 2 if rest > 0 else math.nan
-    normal = math.sqrt(2 / math.pi) * sigma * rest
-    return epsilon, sigma, normal, math.sqrt(2) * normal, square, 1.5 * square - sigma**2 * rest
-
-
-@dataclass(frozen=True, slots=True)
-class TimeShare:
-    """One phase's share of an arm's step time, and its seconds per step."""
-
-    arm: str
-    phase: str
-    share: float
-    seconds: float
-
-
-def time_shares(runs: Sequence[TrainedRun]) -> list[TimeShare]:
-    """Every phase of one arm over all steps and seeds; a phase that was never timed is part of `other`."""
-    total_N = np.concatenate([run.metric(STEP_SECONDS) for run in runs])
-    total, steps = float(np.nansum(total_N)), int((~np.isnan(total_N)).sum())
-    if total == 0:
-        return [TimeShare(runs[0].arm, phase, math.nan, math.nan) for phase in (*PHASES, "other")]
-    phase_seconds = {
-        phase: float(sum(np.nansum(run.metric(in_group(TIME, phase))) for run in runs)) for phase in PHASES
-    }
-    phase_seconds["other"] = max(0.0, total - sum(phase_seconds.values()))
-    whole = sum(phase_seconds.values())
-    return [TimeShare(runs[0].arm, phase, spent / whole, spent / steps) for phase, spent in phase_seconds.items()]
+def curves_of(results: Results, keys: Iterable[str], *, window: int = 1) -> list[Curve]:
+    """Every arm's curve of each of these metrics, metric by metric."""
+    return [curve(results.runs[arm], key, window=window) for key in keys for arm in results.arms]
 
 
 def mean_of(runs: Sequence[TrainedRun], key: str, *, last: float = 1.0) -> FloatArray:
@@ -209,7 +101,38 @@ def mean_of(runs: Sequence[TrainedRun], key: str, *, last: float = 1.0) -> Float
     means = []
     for run in runs:
         values = run.metric(key)
-        values = values[-max(1, math.ceil(last * values.size)) :]
-        known = values[~np.isnan(values)]
-        means.append(float(known.mean()) if known.size else math.nan)
+        means.append(known_mean(values[-max(1, math.ceil(last * values.size)) :]))
     return np.array(means)
+
+
+def ends_of(curves: Sequence[Curve]) -> list[float]:
+    """The smallest and the largest seed at each step, of all curves."""
+    return [float(value) for curve in curves for band in (curve.low_N, curve.high_N) for value in band]
+
+
+def draw_metric(ax: Axes, curves: Sequence[Curve], metric: str, title: str, arms: Sequence[str]) -> list[Curve]:
+    """Draw the curves of one metric into its panel, with a log axis if it spans decades; returns them."""
+    own = [curve for curve in curves if curve.metric == metric]
+    draw_curves(ax, own, arms)
+    if metric in MAGNITUDES:
+        set_magnitude_scale(ax, ends_of(own))
+    ax.set_title(title)
+    return own
+
+
+def draw_curves(ax: Axes, curves: Sequence[Curve], arms: Sequence[str], *, dash: Dash | None = None) -> None:
+    """Draw mean lines and seed bands, or a note if no run has the metric. `dash` replaces the arms' own dashes and
+    markers."""
+    if dash is None and all(math.isnan(value) for value in ends_of(curves)):
+        say_in_the_middle(ax)
+        ax.set(xticks=[], yticks=[])
+        return
+    ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    styles = arm_styles(arms)
+    for curve in curves:
+        colour, own_dash, marker = styles[curve.arm]
+        (line,) = ax.plot(curve.step_N, curve.mean_N, color=colour, linestyle=dash or own_dash)
+        # A single step is a point: a line through it would be invisible.
+        if dash is None or curve.step_N.size == 1:
+            set_marks(line, marker, list(styles).index(curve.arm), len(styles))
+        ax.fill_between(curve.step_N, curve.low_N, curve.high_N, color=colour, alpha=0.15, linewidth=0)

@@ -5,17 +5,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from markdown_it.token import Token
 from markupsafe import Markup
+from matplotlib.figure import Figure
 
-from tailrl.analysis.format import count, p_value, percent, points, short
-from tailrl.pages import TEMPLATES
-from tailrl.pages.explorer import Response, explorer_data
-from tailrl.pages.markdown import markdown_html, markdown_tokens
-from tailrl.report.screen import Screen
-from tailrl.report.svg import inline
+from tailrl.page_parts import TEMPLATES
+from tailrl.page_parts.explorer import Response, explorer_data
+from tailrl.page_parts.markdown import markdown_html, markdown_tokens
+from tailrl.page_parts.number_text import count, p_value, percent, points, short
+from tailrl.reports.axes import save_svg
+from tailrl.reports.figures import SECTION_OF
+from tailrl.reports.svg import inline
 from tailrl.runtime.templates import renderer
+
+if TYPE_CHECKING:
+    from tailrl.reports.overview.screen import Screen
 
 CHIPS = {
     "reproduced": "good",
@@ -32,9 +38,7 @@ def colour(verdict: str) -> str:
     return f"chip {CHIPS.get(verdict, 'none')}"
 
 
-render = renderer(
-    (Path(__file__).parent / "templates", TEMPLATES), colour, count, inline, p_value, percent, points, short
-)
+render = renderer((Path(__file__).parent, TEMPLATES), colour, count, inline, p_value, percent, points, short)
 """A page of the report by its template's name and values."""
 
 
@@ -57,21 +61,8 @@ class Section:
     figures: list[Drawing] = field(default_factory=list)
 
 
-CAPTIONS = Path(__file__).parents[2] / "report"
-"""The folder of the captions, which Snakemake's report shows too."""
-
-
-def caption(name: str) -> str:
-    """A figure's caption by its name."""
-    return (CAPTIONS / f"{name}.rst").read_text(encoding="utf-8")
-
-
-SECTION_OF = {"evaluation": "Held-out score", "survival": "Held-out score"}
-"""The section of these figures in a summary; all others belong to `Training`."""
-
-
 def page(
-    summary: str, figures: Sequence[Drawing], screen: Screen | None = None, responses: Sequence[Response] = ()
+    summary: str, figures: Sequence[Drawing], screen: "Screen | None" = None, responses: Sequence[Response] = ()
 ) -> str:
     """A study's summary in Markdown as a page, with each figure in the section that it belongs to.
 
@@ -89,6 +80,14 @@ def page(
     title = summary.partition("\n")[0].lstrip("# ")
     values = {"screen": screen, "lead": lead, "about": about, "sections": sections}
     return render("summary.html.j2", title=title, tokens=explorer_data(responses), **values)
+
+
+def write_page(path: Path, words: str, figure: Figure, caption: str, tables: Sequence[str]) -> None:
+    """Write a page in Markdown as path.md, its figure as path.svg, and both as path.html; tables are relative to it."""
+    save_svg(figure, path.with_name(f"{path.name}.svg"))
+    path.with_name(f"{path.name}.md").write_text(words, encoding="utf-8")
+    drawing = Drawing(path.with_name(f"{path.name}.svg"), caption, tuple(tables))
+    path.with_name(f"{path.name}.html").write_text(page(words, [drawing]), encoding="utf-8")
 
 
 def fragment(markdown: str) -> Markup:

@@ -1,57 +1,38 @@
-"""Arms in words, and what ran: both from the run.json of each training job."""
+"""What ran, in words: commits, libraries, machines, seconds, interruptions, assumed values; from jobs' run.json."""
 
-import itertools
-import types
-import typing
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import numpy as np
-from pydantic import BaseModel
 
-from tailrl.analysis.made_by import distinct, made_by
+from tailrl.artifacts.records import JobRecord
 from tailrl.artifacts.results import Results, TrainedRun
-from tailrl.config.arm import ArmBlocks
-from tailrl.config.base import Kinds
-from tailrl.config.jobs import Run
-from tailrl.config.words import describe, describe_remedy
 from tailrl.runtime.errors import few
 from tailrl.tracking.metrics import SKIPPED, TIME, in_group
 
 WORK = ("rollout", "forward", "backward", "optimizer")
 """The phases of a step: generation, scoring, gradients and update."""
 
-_OF_ARM = {"study", "arm", *ArmBlocks.model_fields}
-"""The names of a run, and the blocks of its settings that `describe` covers."""
 
-ASSUMED = "(assumed)"
-"""The mark, in a field's description, of a value that no paper confirms."""
-
-
-def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings as dotted keys."""
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        flat.update(flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value})
-    return flat
+def made_by(records: Sequence[JobRecord], other_versions: str = "") -> list[str]:
+    """Commit, versions and hardware of jobs, a sentence each without its end."""
+    versions = [", ".join(f"{k} {v}" for k, v in sorted(r.versions.items())) for r in records]
+    commits = [f"{r.commit or 'unknown'}{' with uncommitted changes' if r.dirty else ''}" for r in records]
+    return [
+        f"Commit: {distinct(commits)}",
+        f"Versions: {distinct(versions)}{other_versions}",
+        f"Hardware: {distinct(_hardware(record) for record in records)}",
+    ]
 
 
-def describe_arms(results: Results) -> dict[str, str]:
-    """Each arm in words; other settings are listed if the arms differ in them."""
-    runs = {arm: results.settings(arm) for arm in results.arms}
-    flat = {arm: flatten(run.model_dump(mode="json", exclude=_OF_ARM)) for arm, run in runs.items()}
-    keys = dict.fromkeys(key for settings in flat.values() for key in settings)
-    differing = [key for key in keys if len({str(settings.get(key)) for settings in flat.values()}) > 1]
-    return {
-        arm: "; ".join([*describe(run), *(f"{key} = {flat[arm].get(key)}" for key in differing)])
-        for arm, run in runs.items()
-    }
+def distinct(values: Iterable[object]) -> str:
+    """The values as text, each once."""
+    return "; also ".join(dict.fromkeys(str(value) for value in values))
 
 
-def arm_rows(results: Results) -> Iterator[dict[str, str]]:
-    """Each arm, its remedy against the mismatch, and its description, as rows of a table."""
-    for arm, words in describe_arms(results).items():
-        yield {"arm": arm, "remedy": describe_remedy(results.settings(arm)), "what": words}
+def _hardware(record: JobRecord) -> str:
+    machine = record.hardware
+    cpu, gpu = machine.cpu or "CPU not recorded", f"GPU {machine.gpu}" if machine.gpu else "no GPU"
+    return f"{cpu}, {machine.cores or '?'} cores, {machine.memory_gb:.0f} GB, {gpu}, {record.threads} thread(s) a job"
 
 
 def work_share(run: TrainedRun) -> float:
@@ -114,39 +95,9 @@ def _interruptions(runs: Sequence[TrainedRun]) -> list[str]:
     return items + ([f"Ended early by a rule: {'; '.join(stopped)}"] if stopped else [])
 
 
-def assumed_keys(model: type[BaseModel] = Run, prefix: str = "") -> list[str]:
-    """The dotted keys of a run's settings whose descriptions mark the value as assumed."""
-    keys = []
-    for name, field in model.model_fields.items():
-        if ASSUMED in (field.description or ""):
-            keys.append(prefix + name)
-        for inner in _models(field.annotation):
-            keys += assumed_keys(inner, f"{prefix}{name}.")
-    return keys
-
-
-def _models(annotation: Any) -> Sequence[type[BaseModel]]:
-    """The settings blocks in an annotation: itself, its kinds, or the members of a union."""
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return list(itertools.chain.from_iterable(_models(member) for member in typing.get_args(annotation)))
-    if not isinstance(annotation, type) or not issubclass(annotation, BaseModel):
-        return []
-    return list(annotation.kinds().values()) if issubclass(annotation, Kinds) else [annotation]
-
-
 def _assumed_values(results: Results) -> list[str]:
-    items = []
-    for key in assumed_keys():
-        used = {}
-        for arm in results.arms:
-            run = results.settings(arm)
-            # Without a weight its threshold is never read.
-            if key != "correction.sequence_threshold":
-                flat = flatten(run.model_dump(mode="json"))
-                used.update({arm: flat[key]} if key in flat else {})
-            elif run.correction.sequence_bounded:
-                used[arm] = run.correction.limit
-        if used:
-            values = ", ".join(f"{value} in {arm}" for arm, value in used.items())
-            items.append(f"`{key}` is assumed, since the paper's value is unconfirmed: {values}")
-    return items
+    """The thresholds of weights, where an arm has such a weight."""
+    corrections = {arm: results.settings(arm).correction for arm in results.arms}
+    used = [f"{one.limit} in {arm}" for arm, one in corrections.items() if one.sequence_bounded]
+    key = "`correction.sequence_threshold`"
+    return [f"{key} is assumed, since the paper's value is unconfirmed: {', '.join(used)}"] if used else []

@@ -11,12 +11,12 @@ from artifacts_fixture import set_rewards
 from csv_fixture import rows
 from scipy import stats
 
-from tailrl.analysis.ablation import Point
-from tailrl.claims.ablation import as_good
 from tailrl.claims.decide import Scope
 from tailrl.claims.finding import CHANGES, NOT_SEEN, UNDECIDED, UNTESTABLE
 from tailrl.config.study import Study
-from tailrl.report.study import write_ablation
+from tailrl.reports.ablation.endpoints import as_good
+from tailrl.reports.ablation.numbers import Point
+from tailrl.reports.ablation.page import write_ablation
 from tailrl.stats.intervals import Interval
 from tailrl.stats.survival import collapse_step
 from tailrl.stats.tests import NO_DIFFERENCE, Difference, holm
@@ -68,7 +68,7 @@ def test_a_line_over_several_rates_names_them(make_study: Callable[..., tuple[St
     assert found == [*[("score", "1e-4, 3e-4, 1e-3")] * 2, *contrasts]
 
 
-@pytest.mark.slow  # `report/test_study.py` has the collapses of an ablation
+@pytest.mark.slow  # `../overview/test_study.py` has the collapses of an ablation
 def test_values_that_shorten_runs(make_study: Callable[..., tuple[Study, Path]], tmp_path: Path) -> None:
     """Welch's tests on the steps that the runs were made to last, by Holm over those of all base arms; an arm of which
     none collapses is not tested."""

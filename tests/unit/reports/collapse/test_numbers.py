@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from claims_fixture import NAIVE, STEPS, falling, made, results_of
 
-from tailrl.analysis.survival import collapses, deepest_loss, survival_curve
-from tailrl.report.survival import survival_figure
+from tailrl.reports.collapse.numbers import collapses, deepest_loss, survival_curve
+from tailrl.reports.collapse.page import survival_figure
 from tailrl.stats.survival import survival
 
 pytestmark = pytest.mark.filterwarnings("error")

@@ -8,8 +8,8 @@ import pytest
 from claims_fixture import NAIVE, made, results_of
 from claims_fixture import run_of_metrics as run
 
-from tailrl.analysis.runs import course, flip_rows, response_means
 from tailrl.artifacts.tokens import Tokens
+from tailrl.reports.course.numbers import course, flip_rows, response_means
 from tailrl.tracking.metrics import (
     CURRICULUM_LEVEL,
     DELTA_SEQUENCE_UNMASKED,

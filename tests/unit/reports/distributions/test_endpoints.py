@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tailrl.analysis.distributions import Compared
-from tailrl.analysis.gradients import Range, Summary
-from tailrl.claims.distributions import BOUND, EQUAL, MODE, NESTED, SECOND, SIGN, judge_distributions
 from tailrl.claims.finding import ASIDE, CONTRADICTED, NOT_SEEN, REPRODUCED, UNDECIDED, UNTESTABLE
-from tailrl.claims.gradients import BIASED, CONSTRAINED, TRADED, UNBIASED, judge_gradients
 from tailrl.config.arm import Arm
 from tailrl.config.load import parse_study
+from tailrl.reports.distributions.endpoints import BOUND, EQUAL, MODE, NESTED, SECOND, SIGN, judge_distributions
+from tailrl.reports.distributions.numbers import Compared
+from tailrl.reports.gradients.endpoints import BIASED, CONSTRAINED, TRADED, UNBIASED, judge_gradients
+from tailrl.reports.gradients.numbers import Range, Summary
 from tailrl.stats.intervals import ratio_interval
 
 ARMS = {

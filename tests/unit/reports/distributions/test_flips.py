@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tailrl.analysis.distributions import Compared
-from tailrl.analysis.flips import MARGINS, NARROW, flips_by_layer, flips_by_margin, flips_by_problem
 from tailrl.artifacts.manifest import MANIFEST, files_in, write_manifest
 from tailrl.artifacts.probes import WHERE, ExpertFlips, Positions, read_positions
+from tailrl.reports.distributions.flips import MARGINS, NARROW, flips_by_layer, flips_by_margin, flips_by_problem
+from tailrl.reports.distributions.numbers import Compared
 from tailrl.runtime.errors import StudyError
 from tailrl.stats.intervals import cluster_interval, ratio_interval
 

@@ -17,7 +17,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import StepPatch
 
-from tailrl.analysis.distributions import (
+from tailrl.artifacts.manifest import MANIFEST, files_in, write_manifest
+from tailrl.artifacts.probes import DistributionsRecord
+from tailrl.artifacts.records import write_record
+from tailrl.config.distributions import ComparedEngine, Distributions
+from tailrl.reports.distributions.numbers import (
     Compared,
     ProbabilityBin,
     distance,
@@ -27,12 +31,7 @@ from tailrl.analysis.distributions import (
     set_overlaps,
     signature,
 )
-from tailrl.artifacts.manifest import MANIFEST, files_in, write_manifest
-from tailrl.artifacts.probes import DistributionsRecord
-from tailrl.artifacts.records import write_record
-from tailrl.config.distributions import ComparedEngine, Distributions
-from tailrl.report.distributions import distribution_figure
-from tailrl.report.study import write_distribution_report
+from tailrl.reports.distributions.page import distribution_figure, write_distribution_report
 from tailrl.runtime.errors import StudyError
 from tailrl.stats.intervals import cluster_interval, ratio_interval
 

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 from artifacts_fixture import RAN, vouch_again
 
-from tailrl.analysis.gradients import summarise
 from tailrl.artifacts.manifest import MANIFEST, files_in, write_manifest
 from tailrl.artifacts.probes import GradientsRecord, read_quality
 from tailrl.artifacts.records import write_record
 from tailrl.config.gradients import GradientQuality, Gradients
-from tailrl.report.gradients import LOWEST, _together, gradient_figure, trade_figure
-from tailrl.report.study import write_gradients
+from tailrl.reports.gradients.numbers import summarise
+from tailrl.reports.gradients.page import LOWEST, _together, gradient_figure, trade_figure, write_gradients
 from tailrl.runtime.errors import StudyError
 
 ERRORS = {"naive": [1.0, 2.0, 4.0], "dvp": [0.5, 3.0, 3.0]}

@@ -4,10 +4,10 @@ import os
 import re
 from pathlib import Path
 
-from tailrl.report.metrics import ALIASES, metrics_page
+from tailrl.reports.metrics.page import ALIASES, metrics_page
 from tailrl.tracking.metrics import CURRICULUM, METRICS, ROUTING, VERIFICATION
 
-REFERENCE = Path(__file__).parents[3] / "docs" / "reference"
+REFERENCE = Path(__file__).parents[4] / "docs" / "reference"
 
 
 def test_every_metric_has_a_line_and_every_link_a_file() -> None:

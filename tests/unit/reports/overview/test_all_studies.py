@@ -3,6 +3,8 @@
 import csv
 import math
 import re
+import shutil
+from collections import Counter
 from dataclasses import fields
 from html.parser import HTMLParser
 from pathlib import Path
@@ -11,19 +13,19 @@ from typing import Any
 import pytest
 from claims_fixture import line_of
 
-from tailrl.analysis.tables import BEHIND
 from tailrl.artifacts.claims import Verdict, write_verdicts
 from tailrl.artifacts.tables import write_csv
 from tailrl.claims.catalogue import STATEMENTS, TEXTS, TRAINED_CLAIMS
-from tailrl.claims.distributions import BOUND, EQUAL, MODE, NESTED, SECOND, SIGN
-from tailrl.claims.evidence import SEARCH, answers
 from tailrl.claims.finding import CHANGES, CONTRADICTED, DEFINITION, OPEN, REPRODUCED, UNDECIDED, UNTESTABLE
-from tailrl.claims.gradients import BIASED, CONSTRAINED, TRADED, UNBIASED
-from tailrl.report.paper import MOST_SHOWN
-from tailrl.report.study import CAPTIONS, claims_page, read_shown, write_paper
+from tailrl.config.results import whole_and_part
+from tailrl.reports.distributions.endpoints import BOUND, EQUAL, MODE, NESTED, SECOND, SIGN
+from tailrl.reports.figures import BEHIND
+from tailrl.reports.gradients.endpoints import BIASED, CONSTRAINED, TRADED, UNBIASED
+from tailrl.reports.overview.all_studies import MOST_SHOWN, claims_page, write_all_studies
+from tailrl.reports.overview.evidence import SEARCH, read_answers, read_made_for, read_shown
 from tailrl.runtime.errors import StudyError
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 SPOKEN = [path for path in sorted((ROOT / "docs/results").glob("*/policies.csv")) if SEARCH not in path.parent.name]
 SVG = '<svg width="10pt" height="5pt" viewBox="0 0 10 5"><path id="a"/><use href="#a"/></svg>'
 DVP_ABOVE, EXPLODES, SOONER = "dvp.score", "dvp.figure1.explosion", "dvp.figure1.collapse"
@@ -62,6 +64,7 @@ def roots(tmp_path: Path) -> list[Path]:
     lines = [(DVP_ABOVE, UNDECIDED, "dvp, naive"), (EXPLODES, UNTESTABLE, "naive, dvp"), (EXPLODES, UNTESTABLE, "")]
     write_claims(published / "default" / "claims.csv", *lines)
     (published / "default" / "evaluation.svg").write_text(SVG)
+    shutil.copy(ROOT / "docs/results/made_for.yaml", published)
     return [here, published]
 
 
@@ -78,7 +81,7 @@ def test_the_nearest_results_of_a_study_speak_and_parts_of_the_default_are_studi
 
 
 def test_every_statement_has_a_verdict(roots: list[Path]) -> None:
-    found = answers(read_shown(roots))
+    found = read_answers(roots)[1]
     assert {answer.statement.text for answer in found} == {statement.text for statement in STATEMENTS}
     said = {text: [a.verdict for a in found if a.statement.text.startswith(text)] for text in (
         "DVP ends above naive", "Figure 1", "Constrained policy", "By 26.55 %", "Veto", "4. Does the", "RLOO",
@@ -101,7 +104,7 @@ def test_a_line_says_which_claim_it_decides_what_its_arms_do_and_where_the_rest_
         here / "remedies" / "claims.csv", (HIGHER, REPRODUCED, "dvp, mis"), (MIS_ABOVE, UNDECIDED, "mis, naive")
     )
     (here / "stress" / "distributions" / "distributions.md").write_text("")
-    page = claims_page(read_shown(roots), here)
+    page = claims_page(read_answers(roots)[1], here)
     brief, _, page = page.partition("\n## Dynamic")
     assert f"\n| *{TEXTS[MIS_ABOVE]}* |  | **{UNDECIDED}** | `make remedies` |  |\n" in brief
     assert f"\n| Missing there: DVP against MIS *{TEXTS[HIGHER]}* |  | **{REPRODUCED}** | `make remedies` | [" in brief
@@ -122,11 +125,11 @@ def test_a_line_says_which_claim_it_decides_what_its_arms_do_and_where_the_rest_
 
 def test_a_statements_own_study_speaks_first() -> None:
     """Among the published ones."""
-    found = answers(read_shown([ROOT / "docs" / "results"]))
+    found = read_answers([ROOT / "docs" / "results"])[1]
     led = 0
     for statement, claim in dict.fromkeys((answer.statement, answer.claim) for answer in found):
         lines = [a for a in found if (a.statement, a.claim) == (statement, claim)]
-        own = [a.study.command == statement.command for a in lines if a.study]
+        own = [a.study.command == a.command for a in lines if a.study]
         assert own == sorted(own, reverse=True), statement.text
         led += any(own) and not all(own)
     assert led > 5
@@ -141,9 +144,24 @@ def test_every_claim_speaks_to_a_statement_and_every_statement_can_be_spoken_to(
     assert all(name.startswith(("ablation.", "across.", "warning.")) for name in named - known)
     for statement in STATEMENTS:
         assert statement.by or statement.held_by or statement.beyond, statement.text
-        archived = any(name.startswith("warning.") for name in statement.by)
-        assert not statement.by or archived or statement.command, statement.text
         assert not statement.held_by or (ROOT / statement.held_by).is_file(), statement.held_by
+
+
+def test_every_statement_that_runs_can_decide_has_one_study_that_was_made_for_it() -> None:
+    known = read_made_for([ROOT / "docs" / "results"])
+    named = Counter(statement for own in known.made_for.values() for statement in own)
+    assert set(named.values()) == {1}
+    assert {*named, *known.alone} <= {statement.id for statement in STATEMENTS}
+    archived = {s.id for s in STATEMENTS if any(name.startswith("warning.") for name in s.by)}
+    assert {statement.id for statement in STATEMENTS if statement.by} - archived <= set(named)
+    files = {path.stem for path in (ROOT / "studies").glob("*.yaml")} | {"default", "distributions", "figure1"}
+    assert {*known.made_for} | {whole_and_part(study)[0] for study in known.alone.values()} <= files
+
+
+def test_a_wrong_word_about_studies_is_named(tmp_path: Path) -> None:
+    (tmp_path / "made_for.yaml").write_text("made: {}\n")
+    with pytest.raises(StudyError, match=r"made_for.yaml: .*made"):
+        read_answers([tmp_path])
 
 
 class Links(HTMLParser):
@@ -165,7 +183,7 @@ class Links(HTMLParser):
 
 def test_every_link_of_the_page_leads_somewhere(roots: list[Path], tmp_path: Path) -> None:
     out = tmp_path / "results" / "paper"
-    write_paper(roots, CAPTIONS, out)
+    write_all_studies(roots, out)
     text = (out / "index.html").read_text(encoding="utf-8")
     links = Links(text)
     assert len(links.ids) == len(set(links.ids))
@@ -179,13 +197,13 @@ def test_every_link_of_the_page_leads_somewhere(roots: list[Path], tmp_path: Pat
     assert "http" not in re.sub(r"xmlns\S*", "", text)  # nothing is fetched
     with (out / "statements.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == len(answers(read_shown(roots)))
-    assert (out / "claims.md").read_text(encoding="utf-8") == claims_page(read_shown(roots), out)
+    assert len(rows) == len(read_answers(roots)[1])
+    assert (out / "claims.md").read_text(encoding="utf-8") == claims_page(read_answers(roots)[1], out)
 
 
 def test_a_study_is_short_until_it_is_opened(roots: list[Path], tmp_path: Path) -> None:
     """Figures and tables are folded: the page over thirty studies would be a hundred screens long."""
-    write_paper(roots, CAPTIONS, tmp_path)
+    write_all_studies(roots, tmp_path)
     text = (tmp_path / "index.html").read_text(encoding="utf-8")
     for study in text.split("<h2 id=")[2:]:
         shown = re.sub(r"(?s)<details>.*?</details>", "", study)
@@ -204,7 +222,7 @@ def test_what_results_say_is_text(tmp_path: Path) -> None:
     write_claims(folder / "ablations" / "rho_claims.csv", ("ablation.vocabulary.rho.score", hostile, "dvp"))
     (folder / "ablations" / "rho.md").write_text(f"# {hostile}\n\n| a |\n| --- |\n| {hostile} |\n")
     (folder / "ablations" / "rho.svg").write_text(SVG)
-    write_paper([tmp_path / "results"], CAPTIONS, tmp_path)
+    write_all_studies([tmp_path / "results"], tmp_path)
     text = (tmp_path / "index.html").read_text(encoding="utf-8")
     assert "<script" not in text and "<img" not in text
     assert text.count("&lt;script&gt;alert(&#34;1&#34;)&lt;/script&gt;") > 5
@@ -221,7 +239,8 @@ def test_a_statement_with_many_lines_shows_a_few(lines: int, hidden: int, tmp_pa
     write_claims(
         tmp_path / "results" / "stress" / "claims.csv", *((DVP_ABOVE, v, f"arm{i}") for i, v in enumerate(verdicts))
     )
-    write_paper([tmp_path / "results"], CAPTIONS, tmp_path)
+    shutil.copy(ROOT / "docs/results/made_for.yaml", tmp_path / "results")
+    write_all_studies([tmp_path / "results"], tmp_path)
     text = (tmp_path / "index.html").read_text(encoding="utf-8")
     assert text.count('<tr class="rest" data-claim="dvp.score">') == hidden
     said = f"> {hidden} more: {hidden - 1} {REPRODUCED}, 1 {CONTRADICTED}</label>"
@@ -233,13 +252,13 @@ def test_lines_that_decide_nothing_are_counted(tmp_path: Path) -> None:
     """Where another line on the same claim decides: the reader sees how often there was nothing to see."""
     for name, verdicts in (("a", (REPRODUCED, UNTESTABLE)), ("b", (UNTESTABLE,)), ("c", (UNTESTABLE, UNTESTABLE))):
         write_claims(tmp_path / name / "claims.csv", *((DVP_ABOVE, v, f"arm{i}") for i, v in enumerate(verdicts)))
-    found = [a for a in answers(read_shown([tmp_path])) if a.statement.id == "statement.dvp.score"]
+    found = [a for a in read_answers([tmp_path])[1] if a.statement.id == "statement.dvp.score"]
     assert [a.verdict for a in found] == [REPRODUCED, UNTESTABLE]
     assert found[1].words == "4 lines more, of a, b, c: nothing to test"
     assert found[1].made_by == "", "no one command makes them"
     write_claims(tmp_path / "d" / "claims.csv", ("warning.k3.collapse", REPRODUCED, "stale"))
     write_claims(tmp_path / "e" / "claims.csv", ("warning.gradient_norm.collapse", UNTESTABLE, "stale"))
-    metrics = [a for a in answers(read_shown([tmp_path])) if a.statement.id == "question.7"]
+    metrics = [a for a in read_answers([tmp_path])[1] if a.statement.id == "question.7"]
     assert [(a.study.name, a.verdict) for a in metrics if a.study] == [("d", REPRODUCED), ("e", UNTESTABLE)]
 
 
@@ -247,9 +266,10 @@ def test_a_line_of_the_same_runs_says_so(tmp_path: Path) -> None:
     """Two studies may share runs to the bit; lines that merely lack an interval do not."""
     for name, low in (("stress", 0.1), ("remedies", 0.1), ("other", 0.2), ("x", math.nan), ("y", math.nan)):
         write_claims(tmp_path / name / "claims.csv", (DVP_ABOVE, REPRODUCED, "dvp"), low=low)
+    shutil.copy(ROOT / "docs/results/made_for.yaml", tmp_path)
     found = {
         a.study.name: a.words
-        for a in answers(read_shown([tmp_path]))
+        for a in read_answers([tmp_path])[1]
         if a.statement.id == "statement.dvp.score" and a.study
     }
     again = {name for name, words in found.items() if words.endswith("(the same runs as in stress)")}
@@ -260,12 +280,15 @@ def test_equal_shares_of_runs_are_not_the_same_runs(tmp_path: Path) -> None:
     """Five of five against none of five has one interval, whichever runs they are."""
     for name in ("stress", "other"):
         write_claims(tmp_path / name / "claims.csv", (SOONER, REPRODUCED, "a, b"), low=0.1, unit="share of runs")
-    found = [a.words for a in answers(read_shown([tmp_path])) if a.line and a.line.id == SOONER]
+    found = [a.words for a in read_answers([tmp_path])[1] if a.line and a.line.id == SOONER]
     assert len(found) == 2 and not any("same runs" in words for words in found)
 
 
 def test_an_archive_has_no_command(tmp_path: Path) -> None:
     write_claims(tmp_path / "early_warning" / "claims.csv", ("warning.k3.collapse", REPRODUCED, "stale, collapse"))
+    (study,) = read_shown([tmp_path])
+    assert study.command == "make early_warning"
+    (tmp_path / "made_for.yaml").write_text("archives: [early_warning]\n")
     (study,) = read_shown([tmp_path])
     assert study.command == ""
 
@@ -286,7 +309,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
 def test_the_committed_table_is_that_of_the_published_results() -> None:
     """`tailrl claims docs/results > docs/claims.md` makes it anew."""
     docs = ROOT / "docs"
-    assert (docs / "claims.md").read_text(encoding="utf-8") == claims_page(read_shown([docs / "results"]), docs)
+    assert (docs / "claims.md").read_text(encoding="utf-8") == claims_page(read_answers([docs / "results"])[1], docs)
 
 
 def test_a_published_figure_has_its_numbers_beside_it() -> None:

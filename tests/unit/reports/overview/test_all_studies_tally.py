@@ -1,6 +1,7 @@
 """The count of statements by verdict, on the page over all studies and on docs/claims.md."""
 
 import re
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -8,9 +9,11 @@ from claims_fixture import line_of
 
 from tailrl.artifacts.claims import write_verdicts
 from tailrl.claims.catalogue import STATEMENTS
-from tailrl.claims.evidence import answers, read_shown, verdicts_of_statements
 from tailrl.claims.finding import CONTRADICTED, MIXED, NOT_SEEN, REPRODUCED, UNDECIDED, UNTESTABLE
-from tailrl.report.study import CAPTIONS, write_paper
+from tailrl.reports.overview.all_studies import write_all_studies
+from tailrl.reports.overview.evidence import read_answers, verdicts_of_statements
+
+ROOT = Path(__file__).parents[4]
 
 
 def test_a_statement_counts_once_by_the_study_made_for_it(tmp_path: Path) -> None:
@@ -29,7 +32,8 @@ def test_a_statement_counts_once_by_the_study_made_for_it(tmp_path: Path) -> Non
         path = tmp_path / "results" / study / "claims.csv"
         path.parent.mkdir(parents=True)
         write_verdicts(path, [line_of(claim, verdict=verdict, arms="a", seen="x") for claim, verdict in lines])
-    verdicts = verdicts_of_statements(answers(read_shown([tmp_path / "results"])))
+    shutil.copy(ROOT / "docs/results/made_for.yaml", tmp_path / "results")
+    verdicts = verdicts_of_statements(read_answers([tmp_path / "results"])[1])
     seen = {name: verdicts[f"statement.{name}"] for name in (
         "dvp.score", "dvp.adaptive", "dvp.dvp_or_mis", "vexact.c", "vexact.c.r_corr", "vexact.b",
     )}  # fmt: skip
@@ -42,7 +46,7 @@ def test_a_statement_counts_once_by_the_study_made_for_it(tmp_path: Path) -> Non
         "vexact.b": NOT_SEEN,
     }
     assert len(verdicts) == len(STATEMENTS)
-    write_paper([tmp_path / "results"], CAPTIONS, tmp_path)
+    write_all_studies([tmp_path / "results"], tmp_path)
     page, table = ((tmp_path / name).read_text(encoding="utf-8") for name in ("index.html", "claims.md"))
     chips = re.findall(r'<li><span class="chip \w+">([^<]+)</span> (\d+)</li>', page)
     assert {verdict: int(number) for verdict, number in chips} == Counter(verdicts.values())

@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 from claims_fixture import DVP, DVP_MIS, EXACT, NAIVE, NOISE, Made, around, falling, line_of, made, results_of
 
-from tailrl.analysis import arm_pairs
-from tailrl.analysis.scores import Comparison, compare_arms, gains_over_base
 from tailrl.artifacts.claims import Verdict
 from tailrl.artifacts.results import Results
 from tailrl.claims.finding import CONTRADICTED, REPRODUCED, UNDECIDED
-from tailrl.claims.study import judge
-from tailrl.report.message import effects, three_sentences
+from tailrl.reports import arm_pairs
+from tailrl.reports.overview.message import effects, three_sentences
+from tailrl.reports.overview.verdicts import judge
+from tailrl.reports.scores.numbers import Comparison, compare_arms, gains_over_base
 from tailrl.stats.tests import Difference
 
 NOISY = "exact in float32, disturbed sampler: noise of 0.5 nats"

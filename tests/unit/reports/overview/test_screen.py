@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 from claims_fixture import around, line_of, made, results_of
 
-from tailrl.analysis import tables
-from tailrl.analysis.scores import gains_over_base, policy_scores
-from tailrl.analysis.tables import Curve
 from tailrl.artifacts.claims import Verdict
 from tailrl.claims.finding import ASIDE, CHANGES, CONTRADICTED, MEASURED, REPRODUCED, UNDECIDED, UNTESTABLE
-from tailrl.claims.study import judge
 from tailrl.config.study import Study
-from tailrl.report import charts
-from tailrl.report.axes import DASHES, arm_styles
-from tailrl.report.cards import DECIDED_GROUP, GROUPS, MEASURED_GROUP, OPEN_GROUP, SILENT_GROUP, cards, tally
-from tailrl.report.page import page
-from tailrl.report.screen import first_screen
-from tailrl.report.study import write_report
+from tailrl.reports.axes import DASHES, arm_styles
+from tailrl.reports.curves import Curve
+from tailrl.reports.curves import curve as curve_of
+from tailrl.reports.overview import charts
+from tailrl.reports.overview.cards import DECIDED_GROUP, GROUPS, MEASURED_GROUP, OPEN_GROUP, SILENT_GROUP, cards, tally
+from tailrl.reports.overview.screen import first_screen
+from tailrl.reports.overview.study import write_report
+from tailrl.reports.overview.verdicts import judge
+from tailrl.reports.page import page
+from tailrl.reports.scores.numbers import gains_over_base, policy_scores
 from tailrl.tracking.metrics import K3_UNMASKED, REWARD
 
 ARMS = ("naive", "dvp", "mine")
@@ -211,7 +211,7 @@ def test_a_name_of_an_arm_is_text() -> None:
     """Studies allow no such names; the page does not rely on it."""
     name = '"><script>alert(1)</script>'
     results = results_of(**{name: made({}, reward=around(0.5, 0.1), unmasked=around(0.01, 0.001))})
-    curves = [tables.curve(results.runs[name], key) for key in (REWARD, K3_UNMASKED)]
+    curves = [curve_of(results.runs[name], key) for key in (REWARD, K3_UNMASKED)]
     shown = first_screen(results, gains_over_base(results), policy_scores(results), curves, judge(results))
     html = page("# t\n\n- a\n\nb\n\n## Claims\n\nc\n", [], shown)
     assert html.count("<script>") == 1 and html.count("&lt;script&gt;") > 5

@@ -17,14 +17,14 @@ from csv_fixture import rows
 
 from tailrl.claims.catalogue import TRAINED_CLAIMS
 from tailrl.config.study import Study
-from tailrl.report.study import write_ablation, write_report
+from tailrl.reports.ablation.page import write_ablation
+from tailrl.reports.figures import FIGURES, TABLES, caption
+from tailrl.reports.overview.study import write_report
 from tailrl.runtime.errors import StudyError
 from tailrl.stats.crossed import crossed_gain, crossed_interval
 from tailrl.stats.survival import collapse_step
 
 pytestmark = pytest.mark.filterwarnings("error")
-
-NAMES = {"training", "survival", "mismatch", "delta", "kept", "evaluation", "time"}
 
 
 @pytest.fixture(scope="module")
@@ -34,26 +34,18 @@ def report(whole: tuple[Study, Path], tmp_path_factory: pytest.TempPathFactory) 
     return out
 
 
-def test_the_files_of_a_report(report: Path) -> None:
+def test_the_files_of_a_report_are_those_that_topics_list(report: Path) -> None:
+    """The workflow's rule asks for these lists: a figure that is drawn and not listed would be no output of it."""
     assert {path.name for path in report.iterdir()} == {"summary.md", "summary.html", "figures", "tables"}
-    assert {path.stem for path in (report / "figures").iterdir()} == NAMES
-    tables = NAMES | {
-        "policies",
-        "differences",
-        "claims",
-        "arms",
-        "first_k3",
-        "k3_ratios",
-        "flips",
-        "responses",
-        "course",
-    }
-    compressed = {"problems.csv.gz", "rewards.csv.gz"}
-    assert {path.name for path in (report / "tables").iterdir()} == {f"{name}.csv" for name in tables} | compressed
+    assert {path.name for path in (report / "figures").iterdir()} == {f"{name}.svg" for name in FIGURES}
+    assert {path.name for path in (report / "tables").iterdir()} == set(TABLES)
     assert all(path.read_text().startswith("<?xml") for path in (report / "figures").iterdir())
+    page = (report / "summary.html").read_text(encoding="utf-8")
+    for name in FIGURES:
+        assert f'id="figure-{name}"' in page and caption(name)
 
 
-@pytest.mark.slow  # seeds of an arm's own: `analysis/test_scores.py`
+@pytest.mark.slow  # seeds of an arm's own: `../scores/test_numbers.py`
 def test_an_arm_with_more_seeds_than_the_others(make_study: Callable[..., tuple[Study, Path]], tmp_path: Path) -> None:
     arms = {"naive": {}, "dvp": {"vocabulary": {"rule": "min_p", "rho": "e-5"}, "seeds": [3, 4, 5, 6]}}
     ablations = {"rho": {"base": ["naive", "dvp"], "field": "disturbance.floor", "values": [0.0, 0.1]}}
@@ -256,5 +248,5 @@ def test_an_unknown_or_missing_ablation(make_study: Callable[..., tuple[Study, P
 
 
 def test_the_report_needs_no_torch() -> None:
-    code = "import sys, tailrl.report; sys.exit('torch' in sys.modules)"
+    code = "import sys, tailrl.reports; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": os.pathsep.join(sys.path)}).returncode == 0

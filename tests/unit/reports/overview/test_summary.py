@@ -8,19 +8,21 @@ import numpy as np
 import pytest
 from pydantic import BaseModel
 
-from tailrl.analysis import arm_pairs
-from tailrl.analysis.describe import assumed_keys, describe_arms, what_ran, work_share
-from tailrl.analysis.scores import Comparison, compare_arms, gains_over_base
 from tailrl.artifacts.records import Hardware
 from tailrl.artifacts.results import Results, read_results
-from tailrl.claims.study import judge
 from tailrl.config.arm import Arm
 from tailrl.config.base import Kinds
 from tailrl.config.study import Study
 from tailrl.config.words import describe
-from tailrl.report.message import three_sentences
-from tailrl.report.page import page
-from tailrl.report.summary import difference_sentence, summarize
+from tailrl.reports import arm_pairs
+from tailrl.reports.overview.arms import describe_arms
+from tailrl.reports.overview.message import three_sentences
+from tailrl.reports.overview.summary import summarize
+from tailrl.reports.overview.verdicts import judge
+from tailrl.reports.page import page
+from tailrl.reports.scores.numbers import Comparison, compare_arms, gains_over_base
+from tailrl.reports.scores.page import difference_sentence
+from tailrl.reports.what_ran import what_ran, work_share
 from tailrl.stats.tests import Difference
 
 NAN = math.nan
@@ -321,8 +323,7 @@ def test_arms_are_told_apart_by_other_settings_too(results: Results) -> None:
     assert "training.steps = 60" in changed["dvp"]
 
 
-def test_assumed_values_come_from_the_typed_study(results: Results) -> None:
-    assert "correction.sequence_threshold" in assumed_keys()
+def test_a_threshold_that_no_paper_confirms_is_said_of_the_arms_that_have_one(results: Results) -> None:
     (line,) = [line for line in what_ran(results).splitlines() if "correction.sequence_threshold" in line]
     assert line.endswith("2.0 in mis, 2.0 in dvp_mis.")
 

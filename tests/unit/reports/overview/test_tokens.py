@@ -10,9 +10,9 @@ from bad_results import STUDY, write_small
 from tokenizers import Tokenizer, decoders, models
 
 from tailrl.artifacts.results import read_results
-from tailrl.pages.explorer import explorer_data
-from tailrl.report.study import write_report
-from tailrl.report.tokens import MOST_OF_AN_ARM, worst_responses
+from tailrl.page_parts.explorer import explorer_data
+from tailrl.reports.overview.study import write_report
+from tailrl.reports.overview.tokens import MOST_OF_AN_ARM, worst_responses
 
 
 def test_each_arm_has_its_worst_first(tmp_path: Path) -> None:

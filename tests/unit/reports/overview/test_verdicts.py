@@ -24,9 +24,9 @@ from claims_fixture import (
 )
 
 from tailrl.claims.catalogue import TRAINED_CLAIMS, read_claims
-from tailrl.claims.endpoints import HARDER
 from tailrl.claims.finding import CONTRADICTED, NOT_SEEN, REPRODUCED, UNDECIDED, UNTESTABLE
-from tailrl.claims.study import judge
+from tailrl.reports.collapse.endpoints import HARDER
+from tailrl.reports.overview.verdicts import judge
 from tailrl.stats.intervals import share_difference
 from tailrl.stats.tests import arm_difference, holm
 

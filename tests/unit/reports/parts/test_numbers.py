@@ -8,7 +8,8 @@ import pytest
 from parts_fixture import POOLS
 from scipy import stats
 
-from tailrl.analysis.pooled import (
+from tailrl.config.pooled import Pool
+from tailrl.reports.parts.numbers import (
     POOLED_SCORE,
     PartNumbers,
     PooledLine,
@@ -17,7 +18,6 @@ from tailrl.analysis.pooled import (
     pooled_measures,
     pooled_slopes,
 )
-from tailrl.config.pooled import Pool
 from tailrl.stats.tests import holm
 
 REMEDIES = ("exact", "floor_naive", "floor_tis", "floor_dvp", "floor_control", "engine_naive", "engine_tis")

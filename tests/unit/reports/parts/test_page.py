@@ -7,7 +7,7 @@ import pytest
 from parts_fixture import IN_PARTS, POOLS
 
 from tailrl.artifacts.tables import read_csv, write_csv
-from tailrl.report.study import write_pooled
+from tailrl.reports.parts.page import write_pooled
 from tailrl.runtime.errors import StudyError
 
 LIFTS = {"exact": 0.3, "floor_naive": 0.0, "floor_dvp": 0.25, "floor_control": 0.1}

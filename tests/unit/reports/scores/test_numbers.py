@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from claims_fixture import DVP, DVP_MIS, EXACT, MATCHED, NAIVE, NOISE, around, made, results_of
 
-from tailrl.analysis import arm_pairs
-from tailrl.analysis.scores import by_problem, compare_arms, gains_over_base
 from tailrl.artifacts.evaluation import ArmScores, Score
 from tailrl.artifacts.results import Results
 from tailrl.artifacts.tables import flat_rows
+from tailrl.reports import arm_pairs
+from tailrl.reports.scores.numbers import by_problem, compare_arms, gains_over_base
 from tailrl.stats.crossed import crossed_difference, crossed_gain, crossed_interval
 from tailrl.stats.power import least_effect, seeds_needed
 from tailrl.stats.tests import arm_difference, holm, paired_difference

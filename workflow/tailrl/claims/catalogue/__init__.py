@@ -81,8 +81,6 @@ class Statement(Settings):
         text: the statement or the question.
         by: ids of the claims that decide it; `*` stands for any part of an id.
         figures: the figures of a study that show it, the best one first.
-        command: makes a run with evidence.
-        only: the prefix of the studies whose lines count; empty for all.
         held_by: the test that verifies a definition.
         beyond: why no run at this scale can decide it.
     """
@@ -92,8 +90,6 @@ class Statement(Settings):
     text: str
     by: tuple[str, ...] = ()
     figures: tuple[str, ...] = ()
-    command: str = ""
-    only: str = ""
     held_by: str = ""
     beyond: str = ""
 

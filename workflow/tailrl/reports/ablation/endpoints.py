@@ -4,16 +4,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tailrl.analysis.ablation import Point
-from tailrl.analysis.format import points
-from tailrl.analysis.survival import collapses, lasted
 from tailrl.artifacts.claims import Verdict
 from tailrl.artifacts.results import Results
 from tailrl.claims.catalogue import CATALOGUE
 from tailrl.claims.decide import Changes, Line, Scope, decide, decide_changes, scope_of
-from tailrl.claims.finding import Finding, changed, ends, interval
+from tailrl.claims.finding import Finding, changed
 from tailrl.config.ablation import Ablation
 from tailrl.config.words import dose
+from tailrl.page_parts.number_text import points, with_interval
+from tailrl.reports.ablation.numbers import Point
+from tailrl.reports.collapse.numbers import collapses
+from tailrl.reports.scores.numbers import seed_scores
 from tailrl.stats.tests import NO_DIFFERENCE, arm_contrast, arm_difference
 
 Bases = Sequence[Sequence[Point]]
@@ -99,10 +100,10 @@ def _lasts(results: Results, p: Point, start: Point) -> Finding:
     There is no comparison if no run collapsed, or if the lengths of runs differ, by plan or by a rule.
     """
     found = [collapses(results.runs[arm]) for arm in (p.arm, start.arm)]
-    alike = len({length for _, lengths in found for length in lengths}) == 1
+    alike = len({length for one in found for length in one.lengths}) == 1
     compared = p is not start and p.collapsed + start.collapsed and alike
-    change = arm_difference(*map(lasted, found)) if compared else NO_DIFFERENCE
-    steps = interval(*ends(change), form="+.0f")
+    change = arm_difference(found[0].lasted, found[1].lasted) if compared else NO_DIFFERENCE
+    steps = with_interval(change, "{:+.0f}".format)
     shown = changed((p.base,), p.runs, change, f"{p.value}: {steps} steps")
     return replace(shown, events=p.collapsed + start.collapsed if compared else 0)
 
@@ -129,7 +130,7 @@ def _contrasts(results: Results, field: str, points_A: Sequence[Point], pair: tu
     lines = []
     for value in others:
         four = [places[base, at].arm for at in (value, reference) for base in pair]
-        scores_A = [[score.avg_at_k for score in results.evaluations[arm].scores] for arm in four]
+        scores_A = [seed_scores(results, arm) for arm in four]
         change = arm_contrast(scores_A, (1, -1, -1, 1))
         compared = [p for p in points_A if p.base == first and p.value in (reference, value)]
         scope = _scope(results, compared, _dose(results, field, compared))

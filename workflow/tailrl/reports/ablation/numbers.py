@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tailrl.analysis.scores import Gain, by_problem, gains_over_base
-from tailrl.analysis.survival import collapses, lasted
-from tailrl.analysis.tables import mean_of
 from tailrl.artifacts.results import Results, TrainedRun
+from tailrl.reports.collapse.numbers import collapses
+from tailrl.reports.curves import mean_of
+from tailrl.reports.scores.numbers import Gain, gains_over_base, scores_of
 from tailrl.stats.crossed import crossed_difference
 from tailrl.stats.intervals import Interval, mean_interval
 from tailrl.stats.tests import NO_DIFFERENCE, Difference, holm
@@ -48,7 +48,7 @@ class Point:
 def points_of(results: Results, places: Sequence[tuple[str, str, str]]) -> list[Point]:
     """The points of (base, arm, value), each with its change against the base arm or its first value."""
     gains = {gain.arm: gain for gain in gains_over_base(results)}
-    scores = {arm: by_problem(results.evaluations[arm].scores) for _, arm, _ in places}
+    scores = {arm: scores_of(results, arm) for _, arm, _ in places}
     changes = []
     for base, arm, _ in places:
         own = [other for of, other, _ in places if of == base]
@@ -62,13 +62,13 @@ def points_of(results: Results, places: Sequence[tuple[str, str, str]]) -> list[
 
 
 def _point(runs: Sequence[TrainedRun], base: str, gain: Gain, value: str, change: Difference, change_p: float) -> Point:
-    steps, _ = found = collapses(runs)
+    found = collapses(runs)
     seeds = {
         "k3_masked": mean_of(runs, K3_MASKED),
         "k3_unmasked": mean_of(runs, K3_UNMASKED),
         "lost": 1.0 - mean_of(runs, KEPT_MASS_TRAIN),
         "outside": mean_of(runs, OUTSIDE),
-        "survived": lasted(found),
+        "survived": found.lasted,
     }
     return Point(
         base=base,
@@ -78,7 +78,7 @@ def _point(runs: Sequence[TrainedRun], base: str, gain: Gain, value: str, change
         gain=gain.gain,
         change=change,
         change_p_holm=change_p,
-        runs=len(steps),
-        collapsed=sum(step is not None for step in steps),
+        runs=found.runs,
+        collapsed=found.collapsed,
         **{name: mean_interval(values) for name, values in seeds.items()},
     )

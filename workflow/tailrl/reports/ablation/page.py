@@ -9,30 +9,32 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tailrl.analysis.ablation import Point, points_of
-from tailrl.analysis.arm_pairs import ties
-from tailrl.analysis.format import LOST
-from tailrl.analysis.runs import reward_rows
-from tailrl.analysis.scores import compare_arms, problem_rows
 from tailrl.artifacts.claims import write_verdicts
 from tailrl.artifacts.results import read_results
 from tailrl.artifacts.tables import flat_rows, write_csv
-from tailrl.claims.ablation import judge_ablation
 from tailrl.config.study import Study
-from tailrl.report.axes import (
+from tailrl.page_parts.number_text import LOST, with_interval
+from tailrl.reports.ablation.endpoints import judge_ablation
+from tailrl.reports.ablation.numbers import Point, points_of
+from tailrl.reports.arm_pairs import ties
+from tailrl.reports.axes import (
     GREY,
+    MARK,
     Look,
     arm_legend,
     arm_styles,
+    draw_intervals,
     make_panels,
-    save_svg,
     say_in_the_middle,
     set_magnitude_scale,
     set_percent_axis,
     style,
 )
-from tailrl.report.page import Drawing, caption, page, render
-from tailrl.report.summary import comparison_table
+from tailrl.reports.course.numbers import reward_rows
+from tailrl.reports.figures import caption
+from tailrl.reports.page import render, write_page
+from tailrl.reports.scores.numbers import compare_arms, problem_rows
+from tailrl.reports.scores.page import comparison_table
 from tailrl.runtime.errors import StudyError
 from tailrl.stats.intervals import Interval, problem_interval
 
@@ -63,11 +65,10 @@ def write_ablation(study: Study, name: str, results: Path, out: Path) -> None:
     write_verdicts(folder / f"{name}_claims.csv", verdicts)
     comparisons = compare_arms(read, ties(read))
     write_csv(folder / f"{name}_differences.csv", flat_rows(comparisons))
-    save_svg(ablation_figure(points_A, untrained, ablation.field, samples, list(study.arms)), folder / f"{name}.svg")
     further = itertools.groupby(verdicts[len(ablation.bases) :], key=lambda verdict: verdict.endpoint)
     tied = [comparison for comparison in comparisons if comparison.why]
     words = render(
-        "ablation.md.j2",
+        "ablation/page.md.j2",
         name=name,
         ablation=ablation,
         seeds=sorted({point.runs for point in points_A}),
@@ -79,10 +80,9 @@ def write_ablation(study: Study, name: str, results: Path, out: Path) -> None:
         verdicts=[(endpoint, list(lines)) for endpoint, lines in further],
         compared=comparison_table(tied, f"{name}_differences.csv") if tied else "",
     )
-    (folder / f"{name}.md").write_text(words, encoding="utf-8")
+    figure = ablation_figure(points_A, untrained, ablation.field, samples, list(study.arms))
     behind = (f"{name}.csv", f"{name}_claims.csv", f"{name}_differences.csv")
-    drawing = Drawing(folder / f"{name}.svg", caption("ablation"), behind)
-    (folder / f"{name}.html").write_text(page(words, [drawing]), encoding="utf-8")
+    write_page(folder / name, words, figure, caption("ablation"), behind)
 
 
 def ablation_figure(
@@ -143,14 +143,11 @@ def _draw(ax: Axes, intervals: Sequence[Interval], look: Look, *, shift: float) 
     if all(math.isnan(i.mean) for i in intervals):
         say_in_the_middle(ax)
     x = [place + shift for place in range(len(intervals))]
-    drawn = ax.plot(x, [i.mean for i in intervals], color=look.colour, linestyle=look.dash, linewidth=0.8)
-    drawn[0].set(marker=look.marker, markersize=3.5)
-    ax.vlines(x, [i.low for i in intervals], [i.high for i in intervals], color=look.colour, linewidth=1)
+    draw_intervals(ax, x, intervals, look, mark=MARK)
 
 
 def _nats(interval: Interval) -> str:
     if math.isnan(interval.mean):
         return "not recorded"
-    if math.isnan(interval.low) or interval.low == interval.high:
-        return f"{interval.mean:.2g}"
-    return f"{interval.mean:.2g} [{interval.low:.2g}, {interval.high:.2g}]"
+    number = "{:.2g}".format
+    return number(interval.mean) if interval.low == interval.high else with_interval(interval, number)

@@ -35,12 +35,7 @@ def collapses(runs: Sequence[TrainedRun]) -> Collapses:
             place = collapse_of(reward_N)
             steps.append(None if place is None else int(run.metrics[STEP][place]) + 1)
             lengths.append(int(run.metrics[STEP][-1]) + 1)
-    return steps, lengths
-
-
-def lasted(found: Collapses) -> FloatArray:
-    """Each run's steps before its collapse, (N,); all of its steps without a collapse."""
-    return np.array([float(step or length) for step, length in zip(*found, strict=True)])
+    return Collapses(steps, lengths)
 
 
 def collapse_of(reward_N: FloatArray) -> int | None:
@@ -78,11 +73,11 @@ class Surviving:
 
 def survival_curve(arm: str, runs: Sequence[TrainedRun]) -> list[Surviving]:
     """Kaplan and Meier's estimate for an arm: at step 0, and at each step at which a run collapsed."""
-    steps, lengths = collapses(runs)
-    counts = len(steps), sum(step is not None for step in steps)
-    rows = [Surviving(arm, 0, 1.0 if steps else math.nan, math.nan, math.nan, *counts)]
-    if counts[1]:
-        curve = survival(steps, lengths)
+    found = collapses(runs)
+    counts = found.runs, found.collapsed
+    rows = [Surviving(arm, 0, 1.0 if found.runs else math.nan, math.nan, math.nan, *counts)]
+    if found.collapsed:
+        curve = survival(*found)
         for step, share, low, high in zip(curve.step_E, curve.share_E, curve.low_E, curve.high_E, strict=True):
             rows.append(Surviving(arm, int(step), float(share), float(low), float(high), *counts))
     return rows

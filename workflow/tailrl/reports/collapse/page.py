@@ -1,21 +1,31 @@
 """The figure of runs that have not collapsed, over the steps."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from tailrl.analysis.survival import collapses, survival_curve
 from tailrl.artifacts.results import Results
-from tailrl.report.axes import (
+from tailrl.artifacts.tables import flat_rows, write_csv
+from tailrl.reports.axes import (
     arm_legend,
     arm_styles,
     make_panels,
+    save_svg,
     say_nothing_to_show,
     set_marks,
     set_percent_axis,
     style,
 )
+from tailrl.reports.collapse.numbers import collapses, survival_curve
+
+
+def write_collapse(results: Results, out: Path) -> None:
+    """Write the figure of runs that have not collapsed, and its table."""
+    rows = [row for arm in results.arms for row in survival_curve(arm, results.runs[arm])]
+    write_csv(out / "tables" / "survival.csv", flat_rows(rows))
+    save_svg(survival_figure(results), out / "figures" / "survival.svg")
 
 
 def survival_figure(results: Results) -> Figure:
@@ -29,7 +39,7 @@ def survival_figure(results: Results) -> Figure:
             say_nothing_to_show(ax, "No run of this study collapsed." if told else "No run can tell a collapse.")
             return figure
         for number, (arm, (colour, dash, marker)) in enumerate(arm_styles(results.arms).items()):
-            end = max(collapses(results.runs[arm])[1], default=0)
+            end = max(collapses(results.runs[arm]).lengths, default=0)
             drawn = [*curves[arm], replace(curves[arm][-1], step=end)]
             step = [row.step for row in drawn]
             ax.step(step, [row.share for row in drawn], where="post", color=colour, linestyle=dash)

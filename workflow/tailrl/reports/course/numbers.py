@@ -1,15 +1,15 @@
-"""What each run was like, a row or a record a run: rewards by step, routing flips, responses, its course in tenths."""
+"""What each run was like: rewards by step, routing flips, responses, its course in tenths, the time of its phases."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from tailrl.artifacts.metrics import FloatArray
-from tailrl.artifacts.results import Results
+from tailrl.artifacts.results import Results, TrainedRun
 from tailrl.artifacts.tables import Row
 from tailrl.artifacts.tokens import Tokens
+from tailrl.stats.intervals import known_mean
 from tailrl.tracking.metrics import (
     CURRICULUM_LEVEL,
     DELTA_SEQUENCE_UNMASKED,
@@ -21,12 +21,16 @@ from tailrl.tracking.metrics import (
     LOST_MASS,
     MASKED_TOKENS,
     OUTSIDE,
+    PHASES,
     REJECTED,
     REWARD,
     ROUTING,
     SAMPLE_SIZE_RAW,
     STEP,
+    STEP_SECONDS,
+    TIME,
     VETOED,
+    in_group,
 )
 
 STRETCHES = 10
@@ -145,7 +149,25 @@ def course(results: Results) -> Iterator[RunStretch]:
             yield RunStretch(run.arm, run.seed, int(step_N[own[0]]), int(step_N[own[-1]]), *means)
 
 
-def known_mean(value_N: FloatArray) -> float:
-    """The mean of what is not NaN; NaN where nothing is."""
-    known_N = value_N[~np.isnan(value_N)]
-    return float(known_N.mean()) if known_N.size else math.nan
+@dataclass(frozen=True, slots=True)
+class TimeShare:
+    """One phase's share of an arm's step time, and its seconds per step."""
+
+    arm: str
+    phase: str
+    share: float
+    seconds: float
+
+
+def time_shares(runs: Sequence[TrainedRun]) -> list[TimeShare]:
+    """Every phase of one arm over all steps and seeds; a phase that was never timed is part of `other`."""
+    total_N = np.concatenate([run.metric(STEP_SECONDS) for run in runs])
+    total, steps = float(np.nansum(total_N)), int((~np.isnan(total_N)).sum())
+    if total == 0:
+        return [TimeShare(runs[0].arm, phase, math.nan, math.nan) for phase in (*PHASES, "other")]
+    phase_seconds = {
+        phase: float(sum(np.nansum(run.metric(in_group(TIME, phase))) for run in runs)) for phase in PHASES
+    }
+    phase_seconds["other"] = max(0.0, total - sum(phase_seconds.values()))
+    whole = sum(phase_seconds.values())
+    return [TimeShare(runs[0].arm, phase, spent / whole, spent / steps) for phase, spent in phase_seconds.items()]

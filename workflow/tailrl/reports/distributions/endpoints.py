@@ -7,14 +7,15 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from scipy import stats
 
-from tailrl.analysis.distributions import Compared
 from tailrl.artifacts.claims import Verdict
 from tailrl.claims.catalogue import CATALOGUE
 from tailrl.claims.decide import Line, Scope, decide
-from tailrl.claims.finding import Finding, ends, fact, interval
-from tailrl.stats.intervals import UPPER, Interval, ratio_interval
+from tailrl.claims.finding import Finding, fact
+from tailrl.page_parts.number_text import with_interval
+from tailrl.reports.distributions.numbers import Compared
+from tailrl.stats.intervals import Interval, ratio_interval
+from tailrl.stats.tests import above_and_below
 
 BOUND = "dvp.prop4_2.bound"
 SIGN = "dvp.prop4_3.sign.whole"
@@ -69,26 +70,18 @@ def _sign(one: Compared) -> Finding:
     mean = _tail(one)
     if math.isnan(mean.mean):
         return fact((one.engine,), 1, mean.mean, "no position has a token in the tail", None)
-    words = f"mean −Δ in the tail is {interval(*ends(mean))} nats"
-    return Finding((one.engine,), 1, *ends(mean), words, *_one_sided(mean))
+    words = f"mean −Δ in the tail is {with_interval(mean)} nats"
+    return Finding((one.engine,), 1, mean.mean, mean.low, mean.high, words, *above_and_below(mean))
 
 
 def _size(one: Compared, prediction: str) -> Finding:
     """Whether the tail's mean −Δ differs from the prediction for the same tokens."""
     less = _tail(one, less=prediction)
-    parts = (f"{interval(*ends(part))} nats" for part in (_tail(one), _tail(one, prediction)))
+    mean, predicted = with_interval(_tail(one)), with_interval(_tail(one, prediction))
+    words = f"mean −Δ in the tail is {mean} nats, predicted {predicted} nats"
     # numpy's minimum keeps NaN: a mean without an interval has no test.
-    p = float(np.minimum(*_one_sided(less)))
-    return Finding((one.engine,), 1, *ends(less), "mean −Δ in the tail is {}, predicted {}".format(*parts), p_for=p)
-
-
-def _one_sided(mean: Interval) -> tuple[float, float]:
-    """One-sided p that the mean is above 0, and below, from the t distribution of its interval."""
-    if math.isnan(mean.low) or mean.low == mean.high:
-        return math.nan, math.nan
-    own = stats.t(mean.n - 1)
-    t = own.ppf(UPPER) * mean.mean / ((mean.high - mean.low) / 2)
-    return float(own.sf(t)), float(own.cdf(t))
+    p = float(np.minimum(*above_and_below(less)))
+    return Finding((one.engine,), 1, less.mean, less.low, less.high, words, p_for=p)
 
 
 def _nested(one: Compared, index: int) -> Finding:

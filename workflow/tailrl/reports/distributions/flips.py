@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tailrl.analysis.distributions import Compared
+from tailrl.reports.distributions.numbers import Compared
 from tailrl.stats.intervals import Interval, ratio_interval
 
 MARGINS = (0.0, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, math.inf)

@@ -9,7 +9,22 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
-from tailrl.analysis.distributions import (
+from tailrl.artifacts.claims import Verdict, write_verdicts
+from tailrl.artifacts.probes import DistributionsRecord
+from tailrl.artifacts.tables import flat_rows, write_csv
+from tailrl.page_parts.number_text import short, with_interval
+from tailrl.reports.axes import (
+    GREY,
+    arm_legend,
+    arm_styles,
+    make_panels,
+    say_nothing_to_show,
+    set_magnitude_scale,
+    style,
+)
+from tailrl.reports.distributions.endpoints import judge_distributions
+from tailrl.reports.distributions.flips import NARROW, LayerFlips, flips_by_layer, flips_by_margin, flips_by_problem
+from tailrl.reports.distributions.numbers import (
     Compared,
     Distance,
     HistogramBin,
@@ -23,24 +38,9 @@ from tailrl.analysis.distributions import (
     set_overlaps,
     signature,
 )
-from tailrl.analysis.flips import NARROW, LayerFlips, flips_by_layer, flips_by_margin, flips_by_problem
-from tailrl.analysis.format import short
-from tailrl.analysis.made_by import made_by
-from tailrl.artifacts.claims import Verdict, write_verdicts
-from tailrl.artifacts.probes import DistributionsRecord
-from tailrl.artifacts.tables import flat_rows, write_csv
-from tailrl.claims.distributions import judge_distributions
-from tailrl.report.axes import (
-    GREY,
-    arm_legend,
-    arm_styles,
-    make_panels,
-    save_svg,
-    say_nothing_to_show,
-    set_magnitude_scale,
-    style,
-)
-from tailrl.report.page import Drawing, caption, page, render
+from tailrl.reports.figures import caption
+from tailrl.reports.page import render, write_page
+from tailrl.reports.what_ran import made_by
 from tailrl.stats.intervals import Interval
 
 MARKERS = ("o", "D", "s", "^", "v", "P", "X", "<", ">", "*")
@@ -75,26 +75,27 @@ def write_distribution_report(results: Path, engines: Sequence[str], out: Path) 
     bins = [row for one in compared for row in probability_bins(one)]
     shapes = [row for one in compared for row in histograms(one)]
     signatures = [row for one in compared for row in signature(one)]
-    write_csv(out / "distributions.csv", flat_rows(distances))
-    write_csv(out / "safe_sets.csv", flat_rows(overlaps))
-    write_csv(out / "probability.csv", flat_rows(bins))
-    write_csv(out / "histograms.csv", flat_rows(shapes))
-    write_csv(out / "signature.csv", flat_rows(signatures))
     by_layer = [row for one in compared for row in flips_by_layer(one)]
-    if by_layer:
-        write_csv(out / "flips_by_layer.csv", flat_rows(by_layer))
-        write_csv(out / "flips_by_margin.csv", flat_rows(row for one in compared for row in flips_by_margin(one)))
-        write_csv(out / "flips_by_problem.csv.gz", flat_rows(row for one in compared for row in flips_by_problem(one)))
-    save_svg(distribution_figure(distances, overlaps, bins, shapes, signatures), out / "distributions.svg")
+    tables: dict[str, Sequence[object]] = {
+        "distributions.csv": distances,
+        "safe_sets.csv": overlaps,
+        "probability.csv": bins,
+        "histograms.csv": shapes,
+        "signature.csv": signatures,
+    }
+    flips: dict[str, Sequence[object]] = {
+        "flips_by_layer.csv": by_layer,
+        "flips_by_margin.csv": [row for one in compared for row in flips_by_margin(one)],
+        "flips_by_problem.csv.gz": [row for one in compared for row in flips_by_problem(one)],
+    }
+    flips = flips if by_layer else {}
+    for name, rows in (tables | flips).items():
+        write_csv(out / name, flat_rows(rows))
     verdicts = judge_distributions(compared)
     write_verdicts(out / "claims.csv", verdicts)
     words = _page(compared, verdicts, distances, overlaps, signatures, by_layer)
-    (out / "distributions.md").write_text(words, encoding="utf-8")
-    named = ("distributions", "safe_sets", "probability", "histograms", "signature", "claims")
-    tables = [f"{name}.csv" for name in named]
-    tables += ["flips_by_layer.csv", "flips_by_margin.csv", "flips_by_problem.csv.gz"] if by_layer else []
-    drawing = Drawing(out / "distributions.svg", caption("distributions"), tuple(tables))
-    (out / "distributions.html").write_text(page(words, [drawing]), encoding="utf-8")
+    figure = distribution_figure(distances, overlaps, bins, shapes, signatures)
+    write_page(out / "distributions", words, figure, caption("distributions"), (*tables, "claims.csv", *flips))
 
 
 def distribution_figure(
@@ -226,7 +227,7 @@ def _page(
 ) -> str:  # fmt: skip
     engines = [one.engine for one in distances]
     return render(
-        "distributions.md.j2",
+        "distributions/page.md.j2",
         settings=compared[0].settings,
         vocabulary=compared[0].record["vocabulary"],
         made_by=made_by([DistributionsRecord.model_validate(one.record) for one in compared]),
@@ -243,6 +244,4 @@ def _page(
 
 
 def _cell(interval: Interval) -> str:
-    if math.isnan(interval.low) or interval.low == interval.high:
-        return short(interval.mean)
-    return f"{short(interval.mean)} [{short(interval.low)}, {short(interval.high)}]"
+    return short(interval.mean) if interval.low == interval.high else with_interval(interval, short)

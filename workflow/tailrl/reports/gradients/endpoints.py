@@ -10,8 +10,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from tailrl.analysis.format import short
-from tailrl.analysis.gradients import CAUSE_TITLES, DOSE_LABELS, Summary
 from tailrl.artifacts.claims import Verdict
 from tailrl.claims.catalogue import CATALOGUE
 from tailrl.claims.decide import Line, Scope, decide
@@ -19,6 +17,8 @@ from tailrl.claims.finding import Finding, fact
 from tailrl.config.arm import ArmBlocks
 from tailrl.config.arm_kinds import has_veto, is_mis, is_naive, is_plain, is_pruned
 from tailrl.config.gradients import NO_MISMATCH
+from tailrl.page_parts.number_text import short
+from tailrl.reports.gradients.numbers import CAUSE_TITLES, DOSE_LABELS, Summary
 
 EXACT = 1e-9
 """A bias below this share of the gradient is rounding; the sums are float64."""

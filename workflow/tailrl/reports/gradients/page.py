@@ -4,20 +4,21 @@ import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from tailrl.analysis.format import short
-from tailrl.analysis.gradients import CAUSE_TITLES, DOSE_LABELS, ENDS, LINE, QUALITIES, Range, Summary, summarise
+from tailrl.artifacts.claims import write_verdicts
 from tailrl.artifacts.probes import GradientsRecord, read_quality
 from tailrl.artifacts.records import read_record
 from tailrl.artifacts.tables import flat_rows, write_csv
 from tailrl.config.gradients import NO_MISMATCH, GradientQuality
-from tailrl.report.axes import LEGEND_ROW, arm_legend, arm_styles, make_panels, save_svg, set_magnitude_scale, style
-from tailrl.report.page import render
+from tailrl.page_parts.number_text import short
+from tailrl.reports.axes import LEGEND_ROW, arm_legend, arm_styles, make_panels, save_svg, set_magnitude_scale, style
+from tailrl.reports.gradients.endpoints import judge_gradients
+from tailrl.reports.gradients.numbers import CAUSE_TITLES, DOSE_LABELS, ENDS, LINE, QUALITIES, Range, Summary, summarise
+from tailrl.reports.page import render
 
 PANELS = {
     "bias": "bias / |∇J|",
@@ -34,11 +35,8 @@ LOWEST = {"bias": 1e-4, "deviation_ratio": 0.1, "error_ratio": 0.1}
 """Smaller values are drawn here, on log axes: an unbiased bias is rounding, and rejected steps deviate by 0."""
 
 
-def write_gradients(results: Path, out: Path) -> tuple[list[Summary], dict[str, Any], bool]:
-    """Write out/gradient_quality.csv, .md and .svg, and each model's numbers as out/models.csv.
-
-    Returns:
-        The summaries, the settings of the arms, and whether doses are the k3 at which kinds are compared.
+def write_gradients(results: Path, out: Path) -> None:
+    """Write out/gradient_quality.csv, .md and .svg, each model's numbers as out/models.csv, and out/claims.csv.
 
     Raises:
         StudyError: results/quality.jsonl or results/run.json is missing, unreadable or empty.
@@ -52,7 +50,8 @@ def write_gradients(results: Path, out: Path) -> tuple[list[Summary], dict[str, 
     draw = trade_figure if equal else gradient_figure
     save_svg(draw(summaries), out / "gradient_quality.svg")
     (out / "gradient_quality.md").write_text(_page(summaries, settings.quality), encoding="utf-8")
-    return summaries, settings.arms, equal
+    # Doses are then the k3 at which kinds are compared.
+    write_verdicts(out / "claims.csv", judge_gradients(summaries, settings.arms, equal))
 
 
 def gradient_figure(summaries: Sequence[Summary]) -> Figure:
@@ -149,7 +148,7 @@ def _page(summaries: Sequence[Summary], settings: GradientQuality) -> str:
         rows = [(s, [_cell(getattr(s, name)) for name in QUALITIES]) for s in own]
         doses.append((f"{title[0].upper()}{title[1:]}", _cell(own[0].divergence), rows))
     return render(
-        "gradient_quality.md.j2", summaries=summaries, settings=settings, columns=list(QUALITIES.values()), doses=doses
+        "gradients/page.md.j2", summaries=summaries, settings=settings, columns=list(QUALITIES.values()), doses=doses
     )
 
 

@@ -13,7 +13,7 @@ ALIASES: dict[str, dict[str, dict[str, str]]] = yaml.safe_load(
 )
 """By framework and its name of a metric: our key, and a note where the values differ."""
 
-render = renderer(Path(__file__).parent / "templates")  # that of `report.page` needs SciPy and matplotlib
+render = renderer(Path(__file__).parent)  # that of `report.page` needs SciPy and matplotlib
 
 
 def metrics_page() -> str:
@@ -25,4 +25,4 @@ def metrics_page() -> str:
         "curriculum": CURRICULUM,
         "aliases": ALIASES,
     }
-    return render("metrics.md.j2", notation=NOTATION, **catalogues)
+    return render("page.md.j2", notation=NOTATION, **catalogues)

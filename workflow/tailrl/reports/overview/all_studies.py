@@ -10,47 +10,42 @@ from typing import Any
 from tailrl.artifacts.files import read_text
 from tailrl.artifacts.tables import write_csv
 from tailrl.claims.catalogue import Statement, words_of
-from tailrl.claims.evidence import Answer, Shown, answers, made_for, read_shown, verdicts_of_statements
-from tailrl.report.page import Drawing, fragment, render
+from tailrl.reports.figures import caption
+from tailrl.reports.overview.evidence import Answer, Shown, made_for, read_answers, verdicts_of_statements
+from tailrl.reports.page import Drawing, fragment, render
 
 MOST_SHOWN = 2
 """The page shows this many lines of a statement, and folds the rest if there is more than one more."""
 
 
-def write_paper(roots: Iterable[Path], captions: Path, out: Path) -> None:
+def write_all_studies(roots: Iterable[Path], out: Path) -> None:
     """Write out/index.html, out/claims.md and out/statements.csv.
 
     Args:
         roots: folders with a folder for each study, such as results and docs/results. If two have a study of the same
             name, the first one is shown.
-        captions: <figure>.rst with the caption of each figure.
         out: the page's folder; its links are relative to it.
 
     Raises:
         StudyError: a table of claims cannot be read.
     """
-    studies = read_shown(roots)
-    found = answers(studies)
+    studies, found = read_answers(roots)
     out.mkdir(parents=True, exist_ok=True)
     write_csv(out / "statements.csv", [_csv_row(answer) for answer in found])
-    (out / "claims.md").write_text(claims_page(studies, out), encoding="utf-8")
-    (out / "index.html").write_text(_page(studies, found, captions, out), encoding="utf-8")
+    (out / "claims.md").write_text(claims_page(found, out), encoding="utf-8")
+    (out / "index.html").write_text(_page(studies, found, out), encoding="utf-8")
 
 
-def claims_page(studies: Sequence[Shown], out: Path) -> str:
+def claims_page(found: Sequence[Answer], out: Path) -> str:
     """The table of all statements in Markdown, for a file in the folder `out`."""
-    found = answers(studies)
+    return render("overview/claims.md.j2", brief=_by_claim(found), own=made_for, **_shared(found, out))
+
+
+def _page(studies: Sequence[Shown], found: Sequence[Answer], out: Path) -> str:
+    shown = [(study, _drawings(study, out), [read_text(path) for path in study.tables]) for study in studies]
     return render(
-        "claims.md.j2",
-        brief=_by_claim(found),
-        own=made_for,
-        **_shared(found, out),
+        "overview/all_studies.html.j2", shown=shown, limit=MOST_SHOWN, fragment=fragment, **_shared(found, out)
     )
-
-
-def _page(studies: Sequence[Shown], found: Sequence[Answer], captions: Path, out: Path) -> str:
-    shown = [(study, _drawings(study, captions, out), [read_text(path) for path in study.tables]) for study in studies]
-    return render("paper.html.j2", shown=shown, limit=MOST_SHOWN, fragment=fragment, **_shared(found, out))
 
 
 def _shared(found: Sequence[Answer], out: Path) -> dict[str, Any]:
@@ -99,17 +94,16 @@ def _csv_row(answer: Answer) -> dict[str, object]:
     return {**named, **{name: getattr(line, name, "") for name in cells}, "made by": answer.made_by}
 
 
-def _drawings(study: Shown, captions: Path, out: Path) -> list[Drawing]:
+def _drawings(study: Shown, out: Path) -> list[Drawing]:
     return [
-        Drawing(path, _caption(captions, path), tuple(_relative(table, out) for table in tables))
+        Drawing(path, _caption(path), tuple(_relative(table, out) for table in tables))
         for path, tables in study.figures
     ]
 
 
-def _caption(captions: Path, drawn: Path) -> str:
+def _caption(drawn: Path) -> str:
     ablation = drawn.stem != "across" and drawn.with_name(f"{drawn.stem}_claims.csv").is_file()
-    path = captions / ("ablation.rst" if ablation else f"{drawn.stem}.rst")
-    return " ".join(path.read_text(encoding="utf-8").split()) if path.is_file() else ""
+    return " ".join(caption("ablation" if ablation else drawn.stem).split())
 
 
 def _relative(path: Path, out: Path) -> str:

@@ -10,10 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tailrl.analysis.format import percent, short
-from tailrl.analysis.scores import Gain, PolicyScore
-from tailrl.analysis.tables import Curve
-from tailrl.pages.scales import (
+from tailrl.page_parts.number_text import percent, short
+from tailrl.page_parts.scales import (
     BOTTOM,
     CURVES_HEIGHT,
     LEFT,
@@ -25,7 +23,9 @@ from tailrl.pages.scales import (
     linear_axis,
     magnitude_axis,
 )
-from tailrl.report.axes import ARM_COLOURS, ARM_MARKERS, DASHES, Look, mark_places
+from tailrl.reports.axes import ARM_COLOURS, ARM_MARKERS, DASHES, Look, mark_places
+from tailrl.reports.curves import Curve
+from tailrl.reports.scores.numbers import Gain, PolicyScore
 from tailrl.stats.intervals import Interval
 
 ROW_HEIGHT, EDGE = 36, 10

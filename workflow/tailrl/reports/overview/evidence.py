@@ -7,32 +7,23 @@ from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from tailrl.analysis.tables import BEHIND
+from pydantic import Field, ValidationError
+
 from tailrl.artifacts.claims import Verdict, read_verdicts
 from tailrl.artifacts.tables import read_csv
 from tailrl.claims.catalogue import STATEMENTS, Statement, words_of
 from tailrl.claims.decide import SILENT, outcome_of_lines, outcome_without_lines
 from tailrl.claims.finding import DEFINITION, UNTESTABLE
-from tailrl.config.results import FOLDERS
+from tailrl.config.base import Settings
+from tailrl.config.load import read_yaml
+from tailrl.config.messages import sentences
+from tailrl.config.results import FOLDERS, whole_and_part
+from tailrl.reports.figures import BEHIND, place_of
+from tailrl.runtime.errors import StudyError
 
 PARTS = {"gradients": "gradient_quality", "distributions": "distributions"}
 """Parts of a study's folder with a report of their own. In the default study each part counts as a study, named by its
 target."""
-
-COMMANDS = {"default": "make reproduce", "distributions": "make distributions", "early_warning": ""}
-"""The commands that make the results of these names; for other names it is `make <name>`. Early warnings are an
-archive: what watches a run is `tailrl watch`."""
-
-
-def command_of(study: str) -> str:
-    """The command that makes the results of this name; a part is made with its study."""
-    name = study.partition("/")[0]
-    target = f"search/{name.removeprefix(SEARCH)}" if name.startswith(SEARCH) else name
-    return COMMANDS.get(name, f"make {target}")
-
-
-FIRST_FIGURES = ("evaluation", "survival", "training", "mismatch")
-"""The figures that come first, in this order."""
 
 SEARCH = "search_"
 """The prefix of studies that search for a dose with one or two seeds; they are no evidence."""
@@ -42,6 +33,43 @@ SAME_RUNS = ("id", "seeds", "effect", "low", "high")
 
 MOST_NAMED = 4
 """The largest number of undecided studies that are listed by name."""
+
+
+class MadeFor(Settings):
+    """What `made_for.yaml` beside results says of the studies there.
+
+    Attributes:
+        made_for: the ids of the statements that each study was made for.
+        alone: by a statement's id the prefix of the studies whose lines alone count.
+        archives: studies that no command makes again.
+    """
+
+    made_for: dict[str, tuple[str, ...]] = Field({})
+    alone: dict[str, str] = Field({})
+    archives: tuple[str, ...] = ()
+
+    def command(self, statement: str) -> str:
+        """The command of the study made for a statement, by its id; empty without one."""
+        return next((command_of(study) for study, ids in self.made_for.items() if statement in ids), "")
+
+
+def read_made_for(roots: Iterable[Path]) -> MadeFor:
+    """The first made_for.yaml in these folders; nothing without one. Raises StudyError if it cannot be read."""
+    file = next((file for root in roots if (file := root / "made_for.yaml").is_file()), None)
+    if file is None:
+        return MadeFor()
+    try:
+        return MadeFor.model_validate(read_yaml(file))
+    except ValidationError as error:
+        raise StudyError(f"{file}: {sentences(error, MadeFor)}") from None
+
+
+def command_of(study: str) -> str:
+    """The command that makes the results of this name; a part is made with its study."""
+    name, _ = whole_and_part(study)
+    if name == "default":
+        return "make reproduce"
+    return f"make search/{name.removeprefix(SEARCH)}" if name.startswith(SEARCH) else f"make {name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +89,7 @@ class Shown:
         tables: of its ablations and comparisons, in Markdown.
         page: its report, or None.
         remedies: each arm's remedy against tail and mismatch, which may be empty.
+        command: the command that makes it again; empty for an archive.
     """
 
     name: str
@@ -69,21 +98,20 @@ class Shown:
     tables: tuple[Path, ...]
     page: Path | None
     remedies: Mapping[str, str]
-
-    @property
-    def command(self) -> str:
-        """The command that makes it again; empty for an archive."""
-        return command_of(self.name)
+    command: str
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """A statement with its verdict from one line of one study, or without study and line if there is no evidence.
 
-    `claim` is the entry of the statement's `by` to which the line belongs, if there are lines on several entries.
+    Attributes:
+        command: of the study made for the statement; empty without one.
+        claim: the entry of the statement's `by` to which the line belongs, if there are lines on several entries.
     """
 
     statement: Statement
+    command: str
     verdict: str
     words: str
     study: Shown | None = None
@@ -97,7 +125,7 @@ class Answer:
             return self.study.command
         if self.statement.by and self.verdict == UNTESTABLE:
             return ""
-        return "make test" if self.verdict == DEFINITION else self.statement.command
+        return "make test" if self.verdict == DEFINITION else self.command
 
 
 def read_shown(roots: Iterable[Path]) -> list[Shown]:
@@ -105,8 +133,10 @@ def read_shown(roots: Iterable[Path]) -> list[Shown]:
 
     The first folder with a study's name wins. Raises StudyError if a table of claims cannot be read.
     """
+    folders = list(roots)
+    archives = read_made_for(folders).archives
     found: dict[str, Shown] = {}
-    for root in roots:
+    for root in folders:
         for folder in sorted(path for path in (*root.glob("*"), *root.glob("*/*")) if path.is_dir()):
             name = folder.relative_to(root).as_posix()
             if name.startswith(SEARCH) or ("/" in name and folder.name in FOLDERS):
@@ -117,11 +147,18 @@ def read_shown(roots: Iterable[Path]) -> list[Shown]:
                 places = {name: [folder, *(folder / part for part in PARTS)]}
             for name, own in places.items():
                 if name not in found and any(_tables(place) for place in own):
-                    found[name] = _shown(name, own)
+                    found[name] = _shown(name, own, "" if name in archives else command_of(name))
     return list(found.values())
 
 
-def answers(studies: Sequence[Shown]) -> list[Answer]:
+def read_answers(roots: Iterable[Path]) -> tuple[list[Shown], list[Answer]]:
+    """The studies of `read_shown`, and what they say of each statement."""
+    folders = list(roots)
+    studies = read_shown(folders)
+    return studies, answers(studies, read_made_for(folders))
+
+
+def answers(studies: Sequence[Shown], known: MadeFor) -> list[Answer]:
     """Every statement in order, with each of its lines, claim by claim; lines of its own study come first.
 
     Lines that cannot decide a claim are only counted, if another line can. Two studies may share runs to the bit: lines
@@ -131,22 +168,23 @@ def answers(studies: Sequence[Shown]) -> list[Answer]:
     for statement in STATEMENTS:
         # A line without arms says that its study has no suitable arm.
         told = [(study, line) for study in studies for line in study.claims if line.arms]
-        named = [(study, line) for study, line in told if study.name.startswith(statement.only)]
-        named.sort(key=lambda pair: pair[0].command != statement.command)
+        command, prefix = known.command(statement.id), known.alone.get(statement.id, "")
+        named = [(study, line) for study, line in told if study.name.startswith(prefix)]
+        named.sort(key=lambda pair: pair[0].command != command)
         spoken = {name: [pair for pair in named if fnmatchcase(pair[1].id, name)] for name in statement.by}
         several = sum(map(bool, spoken.values())) > 1
         for name, lines in spoken.items():
-            found += _spoken(statement, name if several else "", lines)
+            found += _spoken(statement, command, name if several else "", lines)
         if not any(spoken.values()):
             held = f"held by {statement.held_by}" if statement.held_by else ""
             words = held or statement.beyond or "no results at hand speak to it"
-            found.append(Answer(statement, outcome_without_lines(statement), words))
+            found.append(Answer(statement, command, outcome_without_lines(statement), words))
     return found
 
 
 def made_for(lines: Iterable[Answer]) -> list[Answer]:
     """The lines of the study made for their statement."""
-    return [answer for answer in lines if answer.study and answer.study.command == answer.statement.command]
+    return [answer for answer in lines if answer.study and answer.study.command == answer.command]
 
 
 def verdicts_of_statements(found: Iterable[Answer]) -> dict[str, str]:
@@ -158,7 +196,7 @@ def verdicts_of_statements(found: Iterable[Answer]) -> dict[str, str]:
     return verdicts
 
 
-def _spoken(statement: Statement, claim: str, lines: Sequence[tuple[Shown, Told]]) -> list[Answer]:
+def _spoken(statement: Statement, command: str, claim: str, lines: Sequence[tuple[Shown, Told]]) -> list[Answer]:
     """The lines on one claim of the statement, or on several of a kind. Lines without an event are only counted if
     another line on the same claim has one."""
     decided = {line.id for _, line in lines if line.verdict not in SILENT}
@@ -172,9 +210,10 @@ def _spoken(statement: Statement, claim: str, lines: Sequence[tuple[Shown, Told]
         # A share of runs has the same interval in any two studies with the same counts.
         same = runs != study.name and not math.isnan(line.low) and line.unit != "share of runs"
         again = f" (the same runs as in {runs})" if same else ""
-        found.append(Answer(statement, line.verdict, line.seen + again, study, line, claim))
+        found.append(Answer(statement, command, line.verdict, line.seen + again, study, line, claim))
     if rest:
-        found.append(Answer(statement, outcome_of_lines({line.verdict for _, line in rest}), _rest(rest), claim=claim))
+        verdict = outcome_of_lines({line.verdict for _, line in rest})
+        found.append(Answer(statement, command, verdict, _rest(rest), claim=claim))
     return found
 
 
@@ -193,7 +232,7 @@ def _tables(folder: Path) -> list[Path]:
     return own + sorted(folder.glob("*_claims.csv")) + sorted(folder.glob("ablations/*_claims.csv"))
 
 
-def _shown(name: str, places: Sequence[Path]) -> Shown:
+def _shown(name: str, places: Sequence[Path], command: str) -> Shown:
     pages = {place: _page(place, name) for place in places}
     claims = [
         Told(**asdict(row) | {"claim": words_of(row.id, row.claim)}, page=page)
@@ -207,7 +246,7 @@ def _shown(name: str, places: Sequence[Path]) -> Shown:
             remedies |= {row["arm"]: row["remedy"] for row in read_csv(path, ("arm", "remedy"))}
     patterns = ("*.svg", "figures/*.svg", "ablations/*.svg")
     drawn = sorted(path for place in places for pattern in patterns for path in place.glob(pattern))
-    drawn.sort(key=lambda path: FIRST_FIGURES.index(path.stem) if path.stem in FIRST_FIGURES else len(FIRST_FIGURES))
+    drawn.sort(key=lambda path: place_of(path.stem))
     figures = []
     for path in drawn:
         beside = path.parent, path.parents[1] / "tables"
@@ -217,7 +256,7 @@ def _shown(name: str, places: Sequence[Path]) -> Shown:
     page = next((page for page in pages.values() if page), None)
     written = (path.with_name(path.name.replace("_claims.csv", ".md")) for place in places for path in _tables(place))
     tables = tuple(path for path in written if path.suffix == ".md" and path.is_file())
-    return Shown(name, tuple(claims), tuple(figures), tables, page, remedies)
+    return Shown(name, tuple(claims), tuple(figures), tables, page, remedies, command)
 
 
 def _page(place: Path, name: str) -> Path | None:

@@ -4,20 +4,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from tailrl.analysis.format import count, p_value, points, short
-from tailrl.analysis.scores import Comparison, Gain
-from tailrl.analysis.survival import collapses
-from tailrl.analysis.tables import mean_of
 from tailrl.artifacts.claims import Verdict
 from tailrl.artifacts.results import Results
 from tailrl.claims.catalogue import CATALOGUE
 from tailrl.claims.finding import CONTRADICTED, REPRODUCED
 from tailrl.config.words import dose
+from tailrl.page_parts.number_text import count, p_value, points, short
+from tailrl.reports.collapse.numbers import collapses
+from tailrl.reports.mismatch.numbers import mean_k3
+from tailrl.reports.scores.numbers import Comparison, Gain
 from tailrl.stats.intervals import LEVEL
 from tailrl.stats.tests import Difference
-from tailrl.tracking.metrics import K3_UNMASKED
 
 MOST_NAMED_EFFECTS = 2
 """The second sentence names this many further decided differences, and counts the rest."""
@@ -77,12 +74,6 @@ def three_sentences(
         _headline(found[0], largest, results, gains) if found else "The study has one arm, so no arms are compared."
     )
     return headline, _others(found[1:]) if found[1:] else _gains(results, gains), _mismatch(results)
-
-
-def mean_k3(results: Results, arm: str) -> float:
-    """An arm's mean unmasked k3 KL over all steps and seeds, nats; NaN if not recorded."""
-    values = mean_of(results.runs[arm], K3_UNMASKED)
-    return float(np.nanmean(values)) if (~np.isnan(values)).any() else math.nan
 
 
 def _headline(effect: Effect, largest: str, results: Results, gains: Sequence[Gain]) -> str:
@@ -155,10 +146,10 @@ def _mismatch(results: Results) -> str:
         said = f"The mismatch ({what}) is {ends}."
     fallen, runs = {}, 0
     for arm in results.arms:
-        steps, _ = collapses(results.runs[arm])
-        runs += len(steps)
-        if lost := sum(step is not None for step in steps):
-            fallen[arm] = f"{lost} of {len(steps)} in `{arm}`"
+        found = collapses(results.runs[arm])
+        runs += found.runs
+        if found.collapsed:
+            fallen[arm] = f"{found.collapsed} of {found.runs} in `{arm}`"
     if not runs:
         return said
     if not fallen:

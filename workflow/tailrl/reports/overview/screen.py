@@ -3,15 +3,15 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tailrl.analysis.describe import describe_arms
-from tailrl.analysis.scores import Gain, PolicyScore
-from tailrl.analysis.tables import Curve
 from tailrl.artifacts.claims import Verdict
 from tailrl.artifacts.results import Results
-from tailrl.pages import scales
-from tailrl.report import charts
-from tailrl.report.axes import ARM_COLOURS, DARK_COLOURS, arm_styles
-from tailrl.report.cards import SILENT_GROUP, Card, cards, tally
+from tailrl.page_parts import scales
+from tailrl.reports.axes import ARM_COLOURS, DARK_COLOURS, arm_styles
+from tailrl.reports.curves import Curve
+from tailrl.reports.overview import charts
+from tailrl.reports.overview.arms import describe_arms
+from tailrl.reports.overview.cards import SILENT_GROUP, Card, cards, tally
+from tailrl.reports.scores.numbers import Gain, PolicyScore
 from tailrl.stats.intervals import problem_interval
 from tailrl.tracking.metrics import K3_UNMASKED, REWARD
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from tailrl.artifacts.results import Results, TrainedRun
 from tailrl.artifacts.tokens import read_token_arrays
-from tailrl.pages.explorer import Response, mean_mismatch, read_tokenizer, with_texts
+from tailrl.page_parts.explorer import Response, mean_mismatch, read_tokenizer, with_texts
 
 MOST_OF_AN_ARM = 3
 """Responses of an arm, over all its seeds and kept steps."""

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import exp, log, nan
+from math import nan
 
 import numpy as np
 
 from tailrl.config.pooled import SCORE, Family, Pool, matching, named
-from tailrl.stats.intervals import Interval, mean_interval
+from tailrl.stats.intervals import Interval, geometric_interval, log_slope, mean_interval
 from tailrl.stats.tests import NO_DIFFERENCE, Difference, arm_contrast, arm_difference, difference_from, holm
 
 Numbers = Mapping[str, Mapping[int, float]]
@@ -107,14 +107,15 @@ def pooled_measures(pool: Pool, parts: PartNumbers) -> list[PooledMeasure]:
     for name in (POOLED_SCORE, *pool.measures):
         numbers = {part: measures[name] for part, measures in parts.items()}
         geometric = name in pool.measures and pool.measures[name].geometric
+        interval = geometric_interval if geometric else mean_interval
         for arm in _arms(numbers.values()):
             own = {part: list(number[arm].values()) for part, number in numbers.items() if arm in number}
             if pool.unit == "seed":
-                found += [PooledMeasure(name, part, arm, _mean(seeds, geometric)) for part, seeds in own.items()]
+                found += [PooledMeasure(name, part, arm, interval(seeds)) for part, seeds in own.items()]
             else:
                 means = [float(np.mean(seeds)) for seeds in own.values()]
                 (seeds,) = own.values() if len(own) == 1 and not geometric else (means,)
-                found.append(PooledMeasure(name, "", arm, _mean(seeds, geometric)))
+                found.append(PooledMeasure(name, "", arm, interval(seeds)))
     return found
 
 
@@ -147,7 +148,7 @@ def pooled_slopes(pool: Pool, parts: PartNumbers) -> list[PooledSlope]:
         for arm in matching(_arms(y for _, y in pairs), slope.arms):
             seeds = set.intersection(*(set(x.get(arm, {})) & set(y.get(arm, {})) for x, y in pairs))
             slopes = [
-                _slope([x[arm][seed] for x, _ in pairs], [y[arm][seed] for _, y in pairs]) for seed in sorted(seeds)
+                log_slope([x[arm][seed] for x, _ in pairs], [y[arm][seed] for _, y in pairs]) for seed in sorted(seeds)
             ]
             found.append(PooledSlope(slope.of, slope.against, arm, mean_interval(slopes), len(parts)))
     return found
@@ -187,22 +188,6 @@ def _within(terms: Sequence[tuple[Numbers, Mapping[str, float]]]) -> Difference:
     """Over the seeds of one part, or of two."""
     pairs = [(list(own[arm].values()), weight) for own, weights in terms for arm, weight in weights.items() if weight]
     return arm_contrast([seeds for seeds, _ in pairs], [weight for _, weight in pairs])
-
-
-def _mean(values: Sequence[float], geometric: bool) -> Interval:
-    """A geometric mean takes the values above 0 alone, and its interval is made from their logarithms."""
-    if not geometric:
-        return mean_interval(values)
-    logs = mean_interval([log(value) for value in values if value > 0])
-    return Interval(exp(logs.mean), exp(logs.low), exp(logs.high), logs.n)
-
-
-def _slope(x_M: Sequence[float], y_M: Sequence[float]) -> float:
-    """NaN where a value is not above 0, or not known."""
-    if not all(value > 0 for value in (*x_M, *y_M)):
-        return nan
-    slope, _ = np.polyfit(np.log(x_M), np.log(y_M), 1)
-    return float(slope)
 
 
 def _near(one: float | None, other: float | None, factor: float) -> bool:

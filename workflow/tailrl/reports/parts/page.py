@@ -9,8 +9,14 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from tailrl.analysis.format import p_value, percent, points
-from tailrl.analysis.pooled import (
+from tailrl.artifacts.tables import flat_rows, write_csv
+from tailrl.config.pooled import Pool, PoolFigure
+from tailrl.config.results import whole_and_part
+from tailrl.config.study import Study
+from tailrl.page_parts.number_text import p_value, percent, points, with_interval
+from tailrl.reports.axes import Look, arm_legend, arm_styles, make_panels, save_svg, style
+from tailrl.reports.page import render
+from tailrl.reports.parts.numbers import (
     POOLED_SCORE,
     PooledChange,
     PooledLine,
@@ -20,12 +26,7 @@ from tailrl.analysis.pooled import (
     pooled_measures,
     pooled_slopes,
 )
-from tailrl.artifacts.tables import flat_rows, write_csv
-from tailrl.config.pooled import Pool, PoolFigure
-from tailrl.config.study import Study
-from tailrl.report.axes import Look, arm_legend, arm_styles, make_panels, save_svg, style
-from tailrl.report.page import render
-from tailrl.report.parts import read_parts
+from tailrl.reports.parts.tables import read_parts
 from tailrl.runtime.errors import StudyError
 from tailrl.stats.intervals import Interval
 from tailrl.stats.tests import Difference
@@ -48,7 +49,7 @@ def write_pooled(study: Study, folders: Sequence[Path], out: Path) -> None:
     pool = study.pooled
     if pool is None:
         raise StudyError(f"{study.name}: says nothing under pooled")
-    names = [name.rpartition("/")[2] for name in study.pooled_parts]
+    names = [whole_and_part(name)[1] for name in study.pooled_parts]
     parts = read_parts(pool, names, folders)
     lines = pooled_lines(pool, parts)
     measures = pooled_measures(pool, parts)
@@ -63,7 +64,7 @@ def write_pooled(study: Study, folders: Sequence[Path], out: Path) -> None:
     if pool.figure:
         save_svg(pooled_figure(pool, pool.figure, lines, measures), out / "pooled.svg")
     page = render(
-        "pooled.md.j2",
+        "parts/page.md.j2",
         pool=pool,
         parts=list(parts),
         missing=[part for part in names if part not in parts],
@@ -179,6 +180,4 @@ def _cell(one: PooledMeasure) -> str:
 
 
 def _text(value: Interval) -> str:
-    if math.isnan(value.low):
-        return "" if math.isnan(value.mean) else f"{value.mean:.3g}"
-    return f"{value.mean:.3g} [{value.low:.3g}, {value.high:.3g}]"
+    return "" if math.isnan(value.mean) else with_interval(value)

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tailrl.analysis.pooled import POOLED_SCORE, Numbers, PartNumbers
 from tailrl.artifacts.tables import read_csv
 from tailrl.config.pooled import SCORE_COLUMN, SCORE_TABLE, Pool
+from tailrl.reports.parts.numbers import POOLED_SCORE, Numbers, PartNumbers
 from tailrl.runtime.errors import StudyError
 
 

@@ -127,7 +127,7 @@ class Comparison:
 
 
 def compare_arms(results: Results, references: Sequence[tuple[str, str, str]]) -> list[Comparison]:
-    """The reported pairs, `arm_kinds.references` or `arm_kinds.ties`, then all others, later arm minus earlier arm."""
+    """The reported pairs, `arm_pairs.references` or `arm_pairs.ties`, then all others, later arm minus earlier arm."""
     asked = {(arm, reference): why for arm, reference, why in references}
     others = ((later, earlier) for earlier, later in itertools.combinations(results.arms, 2))
     pairs = [*asked, *(pair for pair in others if pair not in asked and pair[::-1] not in asked)]
@@ -135,11 +135,21 @@ def compare_arms(results: Results, references: Sequence[tuple[str, str, str]]) -
     adjusted = _adjusted(differences, pairs) | _adjusted(differences, list(asked))
     found = []
     for pair in pairs:
-        seeds_S = [[score.avg_at_k for score in results.evaluations[arm].scores] for arm in pair]
+        seeds_S = [seed_scores(results, arm) for arm in pair]
         (both, seeds, problems), p = differences[pair], adjusted[pair]
         power = seeds_needed(*seeds_S), least_effect(*seeds_S)
         found.append(Comparison(*pair, asked.get(pair, ""), both, p[0], seeds, p[1], problems, p[2], *power))
     return found
+
+
+def seed_scores(results: Results, arm: str) -> FloatArray:
+    """Held-out avg@k of each run of an arm, (S,), as a share of 1."""
+    return np.array([score.avg_at_k for score in results.evaluations[arm].scores])
+
+
+def scores_of(results: Results, arm: str) -> FloatArray:
+    """avg@k of each run of an arm on every problem, (S, P)."""
+    return by_problem(results.evaluations[arm].scores)
 
 
 def by_problem(scores: tuple[Score, ...]) -> FloatArray:
@@ -149,7 +159,7 @@ def by_problem(scores: tuple[Score, ...]) -> FloatArray:
 
 def _differences(results: Results, first: str, second: str) -> Differences:
     """Over seeds and problems, over seeds alone, over problems alone."""
-    one_SP, other_SP = (by_problem(results.evaluations[arm].scores) for arm in (first, second))
+    one_SP, other_SP = (scores_of(results, arm) for arm in (first, second))
     return (
         crossed_difference(one_SP, other_SP),
         arm_difference(one_SP.mean(axis=1), other_SP.mean(axis=1)),

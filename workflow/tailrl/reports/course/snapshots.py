@@ -2,16 +2,26 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tailrl.analysis.scores import by_problem
-from tailrl.analysis.tables import Curve
 from tailrl.artifacts.evaluation import Score
 from tailrl.artifacts.results import Results
-from tailrl.report.axes import arm_legend, arm_styles, make_panels, set_magnitude_scale, set_percent_axis, style
-from tailrl.report.figures import draw_curves
+from tailrl.artifacts.tables import flat_rows, write_csv
+from tailrl.reports.axes import (
+    arm_legend,
+    arm_styles,
+    draw_intervals,
+    make_panels,
+    save_svg,
+    set_magnitude_scale,
+    set_percent_axis,
+    style,
+)
+from tailrl.reports.curves import Curve, curves_of, draw_curves, window_of
+from tailrl.reports.scores.numbers import by_problem
 from tailrl.stats.crossed import crossed_interval
 from tailrl.stats.intervals import Interval, problem_interval
 from tailrl.tracking.metrics import K3_MASKED, REWARD, STEP
@@ -31,6 +41,19 @@ class SnapshotPoint:
     step: int
     policies: int
     avg: Interval
+
+
+def has_snapshots(results: Results) -> bool:
+    """Whether policies were kept on the way."""
+    return any(evaluation.snapshots for evaluation in results.evaluations.values())
+
+
+def write_snapshots(results: Results, out: Path) -> None:
+    """Write the figure of scores over the steps and its table."""
+    points = score_points(results)
+    write_csv(out / "tables" / "figure1.csv", flat_rows(points))
+    curves = curves_of(results, (REWARD, K3_MASKED), window=window_of(results.all_runs()))
+    save_svg(figure1(points, curves, results.arms), out / "figures" / "figure1.svg")
 
 
 def score_points(results: Results) -> list[SnapshotPoint]:
@@ -73,9 +96,7 @@ def figure1(points: Sequence[SnapshotPoint], curves: Sequence[Curve], arms: Sequ
 
 def _draw_points(ax: Axes, points: Sequence[SnapshotPoint], arms: Sequence[str]) -> None:
     """Lines through the means, bars for the intervals."""
-    for arm, (colour, dash, marker) in arm_styles(arms).items():
+    for arm, look in arm_styles(arms).items():
         own = [point for point in points if point.arm == arm]
-        steps = [point.step for point in own]
-        ax.plot(steps, [point.avg.mean for point in own], color=colour, linestyle=dash, marker=marker, markersize=3)
-        ax.vlines(steps, [point.avg.low for point in own], [point.avg.high for point in own], color=colour, linewidth=1)
+        draw_intervals(ax, [point.step for point in own], [point.avg for point in own], look, width=1.2)
     set_percent_axis(ax, axis="y")

@@ -12,8 +12,8 @@ from artifacts_fixture import policy_of, write_scores
 from tailrl.artifacts.manifest import MANIFEST, files_in, read_manifest, write_manifest
 from tailrl.artifacts.results import read_results
 from tailrl.config.study import Study
-from tailrl.report import study as report_study
-from tailrl.report.snapshots import score_points
+from tailrl.reports.course.snapshots import has_snapshots, score_points
+from tailrl.reports.overview.study import write_report
 from tailrl.stats.crossed import crossed_interval
 from tailrl.stats.intervals import problem_interval
 
@@ -71,11 +71,11 @@ def test_a_snapshot_at_the_last_step_is_the_last_policy(make_study: Make) -> Non
 
 def test_the_report_shows_them_where_there_are_any(make_study: Make) -> None:
     made, folder = make_study(arms={"naive": {}, "mis": {"correction": {"sequence": "mis"}}}, ablations={})
-    assert report_study._write_snapshots(read_results(made, folder, made.arms), folder) == ()
-    assert not (folder / "figures").exists()
+    assert not has_snapshots(read_results(made, folder, made.arms))
     for arm in made.arms:
         add_snapshots(made, folder, arm, made.seeds, {30: 0.5})
-    report_study.write_report(made, folder, folder)
+    assert has_snapshots(read_results(made, folder, made.arms))
+    write_report(made, folder, folder)
     with (folder / "tables" / "figure1.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert [(row["arm"], row["step"]) for row in rows[:3]] == [("naive", "0"), ("naive", "30"), ("naive", "60")]

@@ -7,7 +7,7 @@ import pytest
 from claims_fixture import DVP, EXACT, NAIVE, STEPS, made, results_of
 from scipy import stats
 
-from tailrl.analysis.first_steps import FIRST_STEPS, FirstK3, first_k3, k3_ratios
+from tailrl.reports.mismatch.numbers import FIRST_STEPS, FirstK3, first_k3, k3_ratios
 
 
 def test_the_first_ten_steps_count_and_no_other() -> None:
