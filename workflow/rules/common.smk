@@ -258,6 +258,11 @@ def known_claims(wildcards):
     return [str(path) for root in roots for path in sorted(root.glob("**/*claims.csv"))]
 
 
+# Captions lie beside the code that draws, in the topics' folders.
+def caption_of(name):
+    return f"../{caption_file(name).relative_to(PACKAGE.parent)}"
+
+
 def in_each(file):
     return [f"results/{name}/{file}" for name in studies]
 

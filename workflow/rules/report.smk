@@ -5,11 +5,6 @@ tables = [*TABLES, *(f"{figure}.csv" for figure in drawn if figure not in FIGURE
 SHOWN = ("evaluation.csv", "differences.csv", "claims.csv", "survival.csv")
 
 
-# Captions lie beside the code that draws, in the topics' folders.
-def caption_of(name):
-    return f"../{caption_file(name).relative_to(PACKAGE.parent)}"
-
-
 rule summarise:
     input:
         results=lambda wildcards: arm_results(wildcards.study, study_of(wildcards).arms),
