@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from claims_fixture import NAIVE, STEPS, falling, made, results_of
 
-from tailrl.reports.collapse.numbers import collapses, deepest_loss, survival_curve
+from tailrl.reports.collapse.numbers import collapses, deepest_loss, run_collapses, survival_curve
 from tailrl.reports.collapse.page import survival_figure
 from tailrl.stats.survival import survival
 
@@ -42,6 +42,18 @@ def test_deepest_loss() -> None:
     assert deepest_loss(results_of(a=made(NAIVE, reward=rewards)).runs["a"]) == pytest.approx(0.25)
     assert deepest_loss(results_of(a=made(NAIVE, reward=[0.0])).runs["a"]) == 0
     assert math.isnan(deepest_loss(results_of(a=made(NAIVE)).runs["a"]))
+
+
+def test_each_run_says_when_it_collapsed_and_how_far_its_reward_fell() -> None:
+    falls = falling(20, None)
+    results = results_of(a=made(NAIVE, reward=falls), b=made(NAIVE, reward=falling(20), level=[1]), c=made(NAIVE))
+    found = list(run_collapses(results))
+    (one, other), (harder, unknown) = found[:2], (next(run for run in found if run.arm == arm) for arm in "bc")
+    assert (one.arm, one.seed, one.steps, one.collapse) == ("a", 0, STEPS, 23)
+    assert one.best == pytest.approx(np.mean(falls[0][15:20])) and one.end == pytest.approx(np.mean(falls[0][-5:]))
+    assert (other.seed, other.best, other.end) == (1, pytest.approx(max(falls[1])), pytest.approx(falls[1][-1]))
+    assert math.isnan(other.collapse) and math.isnan(harder.collapse)
+    assert harder.end < harder.best and math.isnan(unknown.best)
 
 
 def test_rows_are_kaplan_and_meiers_steps() -> None:

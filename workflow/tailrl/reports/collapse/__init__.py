@@ -3,7 +3,7 @@
 FIGURES = {"survival": ("survival",)}
 """The figures of a study's page, each with the tables behind it."""
 
-TABLES: tuple[str, ...] = ()
+TABLES = ("collapses.csv",)
 """The other tables."""
 
 SECTION = "Held-out score"

@@ -1,13 +1,13 @@
 """When runs collapse: each arm's share of runs that have not collapsed, over the steps."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from tailrl.artifacts.metrics import FloatArray, Metrics
-from tailrl.artifacts.results import TrainedRun
+from tailrl.artifacts.results import Results, TrainedRun
 from tailrl.stats.survival import Collapses, collapse_step, survival
 from tailrl.tracking.metrics import CURRICULUM_LEVEL, REWARD, STEP
 
@@ -49,13 +49,48 @@ def deepest_loss(runs: Sequence[TrainedRun]) -> float:
     """The largest loss among runs, as a share of a run's best reward at its end, 0 to 1; NaN if all are too short."""
     losses = [math.nan]
     for run in runs:
-        reward_N = run.metric(REWARD)
-        reward_N = reward_N[~np.isnan(reward_N)]
-        window = _window(reward_N.size)
-        if reward_N.size >= window:
-            means = np.convolve(reward_N, np.full(window, 1 / window), mode="valid")
-            losses.append(1 - float(means[-1] / means.max()) if means.max() > 0 else 0.0)
+        best, end = best_and_end(run)
+        if not math.isnan(best):
+            losses.append(1 - end / best if best > 0 else 0.0)
     return float(np.fmax.reduce(losses))
+
+
+def best_and_end(run: TrainedRun) -> tuple[float, float]:
+    """The largest and the last mean reward over a window of steps, 0 to 1; NaN if the run is too short."""
+    reward_N = run.metric(REWARD)
+    reward_N = reward_N[~np.isnan(reward_N)]
+    window = _window(reward_N.size)
+    if reward_N.size < window:
+        return math.nan, math.nan
+    means = np.convolve(reward_N, np.full(window, 1 / window), mode="valid")
+    return float(means.max()), float(means[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class RunCollapse:
+    """When a run collapsed, and how far its reward fell.
+
+    Attributes:
+        steps: of the run.
+        collapse: the step of its collapse, from 1; NaN without one, or if it cannot be told.
+        best, end: the largest and the last mean reward over a window of steps, 0 to 1.
+    """
+
+    arm: str
+    seed: int
+    steps: int
+    collapse: float
+    best: float
+    end: float
+
+
+def run_collapses(results: Results) -> Iterator[RunCollapse]:
+    """A record for each run, arm by arm."""
+    for run in results.all_runs():
+        found = collapses([run])
+        step = next((float(step) for step in found.steps if step is not None), math.nan)
+        best, end = best_and_end(run)
+        yield RunCollapse(run.arm, run.seed, int(run.metrics[STEP][-1]) + 1, step, best, end)
 
 
 @dataclass(frozen=True, slots=True)

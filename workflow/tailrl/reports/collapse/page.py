@@ -18,13 +18,14 @@ from tailrl.reports.axes import (
     set_percent_axis,
     style,
 )
-from tailrl.reports.collapse.numbers import collapses, survival_curve
+from tailrl.reports.collapse.numbers import collapses, run_collapses, survival_curve
 
 
 def write_collapse(results: Results, out: Path) -> None:
-    """Write the figure of runs that have not collapsed, and its table."""
+    """Write the figure of runs that have not collapsed, its table, and when each run collapsed."""
     rows = [row for arm in results.arms for row in survival_curve(arm, results.runs[arm])]
     write_csv(out / "tables" / "survival.csv", flat_rows(rows))
+    write_csv(out / "tables" / "collapses.csv", flat_rows(run_collapses(results)))
     save_svg(survival_figure(results), out / "figures" / "survival.svg")
 
 
