@@ -9,7 +9,7 @@ from claims_fixture import NAIVE, made, results_of
 from claims_fixture import run_of_metrics as run
 
 from tailrl.artifacts.tokens import Tokens
-from tailrl.reports.course.numbers import course, flip_rows, response_means
+from tailrl.reports.course.numbers import course, flip_rows, response_means, time_shares
 from tailrl.tracking.metrics import (
     CURRICULUM_LEVEL,
     DELTA_SEQUENCE_UNMASKED,
@@ -93,3 +93,20 @@ def test_a_response_whose_delta_is_not_finite_has_no_part_in_its_spread() -> Non
     assert math.isnan(found.tokens) and math.isnan(found.level) and math.isnan(found.sample_size)
     (alone,) = response_means(replace(both, arms=("arm",), runs={"arm": (run({STEP: [0.0]}),)}))
     assert math.isnan(alone.delta_sd)
+
+
+def test_time_shares() -> None:
+    runs = [run({"train/step": [0, 1], "time/step": [2, 2], "time/rollout": [1, 1], "time/backward": [0.5, NAN]})]
+    found = {share.phase: share for share in time_shares(runs)}
+    assert found["rollout"].share == pytest.approx(0.5)
+    assert found["rollout"].seconds == pytest.approx(1.0)
+    assert found["backward"].share == pytest.approx(0.125)
+    assert found["other"].share == pytest.approx(0.375)
+    assert sum(share.share for share in found.values()) == pytest.approx(1)
+    assert sum(share.seconds for share in found.values()) == pytest.approx(2)
+
+
+def test_unrecorded_or_overlapping_time() -> None:
+    assert all(math.isnan(share.share) for share in time_shares([run({"train/step": [0]})]))
+    overlap = time_shares([run({"train/step": [0], "time/step": [1], "time/rollout": [1], "time/forward": [1]})])
+    assert sum(share.share for share in overlap) == pytest.approx(1)
