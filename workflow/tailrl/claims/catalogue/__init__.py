@@ -35,11 +35,11 @@ class Claim(Settings):
         family: claims of one family share Holm's correction; empty for a family of its own.
         limit: the limit of the endpoint; within: its allowed range.
         requires: the id of a claim; without it in the same scope this one cannot be reproduced.
-        measure: for trained arms, the function of `endpoints` that measures the claim.
+        measure: for trained arms, the name of the endpoint, a function of a topic of reports, that measures the claim.
         arms, against: the compared kinds of arms (`arm_kinds.KINDS`); an arm must be of all kinds in a list.
         apart: settings that may differ between the two, besides vocabulary and correction.
         needs: the missing arms, in words, for a study without suitable arms.
-        number: the measured number of each run (`numbers.NUMBERS`); beside: a second number, only reported.
+        number: the measured number of each run, by its name in that topic; beside: a second number, only reported.
         direction: the endpoint is above its limit or control, below it, or on either side.
         seen: the result in words. reported: the paper's own effect.
     """
