@@ -19,6 +19,7 @@ from tailrl.config.source_files import PACKAGE, digest_of_files, job_files
 from tailrl.config.study import BASE_ARM, WILDCARD
 from tailrl.config.training import without_operational
 from tailrl.planning.formats import without_lacking
+from tailrl.reports import distributions
 from tailrl.reports.figures import FIGURES, SNAPSHOT_FIGURES, TABLES, caption_file
 from tailrl.runtime.atomic_files import forget_finished, hold, write_whole
 from tailrl.runtime.devices import attached, cpu_flags, visible

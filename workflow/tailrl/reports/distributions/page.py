@@ -22,6 +22,7 @@ from tailrl.reports.axes import (
     set_magnitude_scale,
     style,
 )
+from tailrl.reports.distributions import FLIP_TABLES, TABLES
 from tailrl.reports.distributions.endpoints import judge_distributions
 from tailrl.reports.distributions.flips import NARROW, LayerFlips, flips_by_layer, flips_by_margin, flips_by_problem
 from tailrl.reports.distributions.numbers import (
@@ -88,14 +89,14 @@ def write_distribution_report(results: Path, engines: Sequence[str], out: Path) 
         "flips_by_margin.csv": [row for one in compared for row in flips_by_margin(one)],
         "flips_by_problem.csv.gz": [row for one in compared for row in flips_by_problem(one)],
     }
-    flips = flips if by_layer else {}
-    for name, rows in (tables | flips).items():
+    for name, rows in (tables | flips if by_layer else tables).items():
         write_csv(out / name, flat_rows(rows))
     verdicts = judge_distributions(compared)
     write_verdicts(out / "claims.csv", verdicts)
     words = _page(compared, verdicts, distances, overlaps, signatures, by_layer)
     figure = distribution_figure(distances, overlaps, bins, shapes, signatures)
-    write_page(out / "distributions", words, figure, caption("distributions"), (*tables, "claims.csv", *flips))
+    behind = (*TABLES, *FLIP_TABLES) if by_layer else TABLES
+    write_page(out / "distributions", words, figure, caption("distributions"), behind)
 
 
 def distribution_figure(
