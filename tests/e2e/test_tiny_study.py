@@ -191,9 +191,9 @@ def test_a_finished_study_computes_nothing_again(finished: Workflow, results: Pa
 
 
 AFTER_EDITS = {
-    "report/figures.py": REPORTED,
-    "../report/kept.rst": REPORTED,
-    "report/templates/summary.md.j2": REPORTED,
+    "reports/mismatch/page.py": REPORTED,
+    "reports/mismatch/kept.rst": REPORTED,
+    "reports/overview/summary.md.j2": REPORTED,
     "evaluation/model_card.md.j2": [],
     "objective/loss.py": [*TRAINED, *EVALUATED[1:], *REPORTED],
     "rollout/vllm/engine.py": [*TRAINED, *EVALUATED, *REPORTED],
@@ -203,7 +203,7 @@ AFTER_EDITS = {
     "training/base_policy.py": ["base policy", *TRAINED, *EVALUATED, *REPORTED],
     "cli/jobs.py": [],
 }
-FAST = ("report/templates/summary.md.j2", "objective/loss.py", "rollout/transformers.py", "evaluation/evaluate.py")
+FAST = ("reports/overview/summary.md.j2", "objective/loss.py", "rollout/transformers.py", "evaluation/evaluate.py")
 
 
 @pytest.mark.parametrize("edited", slow_but(FAST, AFTER_EDITS))

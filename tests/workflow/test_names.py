@@ -10,11 +10,10 @@ import pytest
 from parts_fixture import IN_PARTS
 from study_fixture import ROOT, TINY, Workflow, copy_workflow
 
-from tailrl.claims.catalogue import STATEMENTS
-from tailrl.claims.evidence import COMMANDS
 from tailrl.config.load import read_study
 from tailrl.config.policy import MADE_MODELS
 from tailrl.config.study import Study
+from tailrl.reports.overview.evidence import command_of, read_made_for
 
 FILES = [*sorted((ROOT / "studies").glob("*.yaml")), *sorted((ROOT / "studies/search").glob("*.yaml"))]
 STUDIES: dict[str, Study] = {
@@ -83,7 +82,8 @@ def test_the_readme_of_studies_lists_every_study() -> None:
 
 def test_every_command_of_a_page_is_a_name() -> None:
     """The pages print `make NAME`: a study's name, or one of make's own."""
-    commands = {*COMMANDS.values(), *(statement.command for statement in STATEMENTS)}
+    made_for = read_made_for([ROOT / "docs/results"]).made_for
+    commands = {"make test", *(command_of(study) for study in made_for)}
     printed = {word for command in commands for word in command.removeprefix("make ").split()}
     assert len(printed) > 15
     assert printed - STUDIES.keys() <= {

@@ -15,10 +15,12 @@ from tailrl.cli import OFFER
 from tailrl.config.jobs import PolicyFile
 from tailrl.config.load import NOTE, merged, own_results, parse_study, read_config
 from tailrl.config.policy import MADE_MODELS
-from tailrl.config.source_files import digest_of_files, job_files
+from tailrl.config.source_files import PACKAGE, digest_of_files, job_files
 from tailrl.config.study import BASE_ARM, WILDCARD
 from tailrl.config.training import without_operational
 from tailrl.planning.formats import without_lacking
+from tailrl.reports import distributions
+from tailrl.reports.figures import FIGURES, SNAPSHOT_FIGURES, TABLES, caption_file
 from tailrl.runtime.atomic_files import forget_finished, hold, write_whole
 from tailrl.runtime.devices import attached, cpu_flags, visible
 from tailrl.runtime.errors import StudyError, reason, say
@@ -101,8 +103,6 @@ MODEL_FILES = (
 pins = os.getenv("PINS") or f"envs/{'gpu' if attached() else 'cpu'}.txt"
 conda_env = str(Path(home, pins).resolve().with_suffix(".yaml"))
 conda_env = conda_env.replace("{", "{{").replace("}", "}}")
-
-REPORT_FILES = job_files("report")
 
 
 # The source files of a job, for `params`, by their digest when the rules were read: Snakemake tracks no imported code, and
@@ -257,6 +257,11 @@ def engines_of(wildcards):
 def known_claims(wildcards):
     roots = (Path("results"), home / "docs/results")
     return [str(path) for root in roots for path in sorted(root.glob("**/*claims.csv"))]
+
+
+# Captions lie beside the code that draws, in the topics' folders.
+def caption_of(name):
+    return f"../{caption_file(name).relative_to(PACKAGE.parent)}"
 
 
 def in_each(file):

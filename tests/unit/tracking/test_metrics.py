@@ -15,7 +15,7 @@ import torch
 
 import tailrl
 from tailrl.objective.diagnostics import advantage_skew, log_ratio_metrics, weight_metrics
-from tailrl.report.metrics import ALIASES
+from tailrl.reports.metrics.page import ALIASES
 from tailrl.rollout.types import Rollout
 from tailrl.stats.verl import verl_metrics
 from tailrl.tracking.metrics import (

@@ -123,16 +123,18 @@ def claims(
     results: Annotated[Path, Argument(metavar="FOLDER", help="published results: docs/results", show_default=False)],
 ) -> None:
     """Print the verdict on every claim by published results, as docs/claims.md has them."""
-    from tailrl.report.study import claims_page, read_shown
+    from tailrl.reports.overview.all_studies import claims_page
+    from tailrl.reports.overview.evidence import read_answers
 
-    if not (shown := read_shown([results])):
+    studies, answers = read_answers([results])
+    if not studies:
         raise StudyError(f"{results}: holds no study with a claims.csv, in <study>/ or <study>/tables/")
-    print(claims_page(shown, results.parent), end="")
+    print(claims_page(answers, results.parent), end="")
 
 
 def metrics() -> None:
     """Print the table of all metrics, as the site has it."""
-    from tailrl.report.metrics import metrics_page
+    from tailrl.reports.metrics.page import metrics_page
 
     print(metrics_page(), end="")
 
@@ -242,7 +244,7 @@ def _of_log(
     from tailrl.diagnosis.page import html_page, terminal_page
     from tailrl.diagnosis.progress import read_with_progress
     from tailrl.diagnosis.record import log_record
-    from tailrl.pages.explorer import read_tokenizer, with_texts
+    from tailrl.page_parts.explorer import read_tokenizer, with_texts
 
     texts = read_tokenizer(tokenizer) if tokenizer else None
     own_framework = named_framework(framework or "")

@@ -160,7 +160,7 @@ def _launch(ranks: int) -> None:
 @command()
 def summarise(study: WholeStudy, results: Folder, out: Out) -> None:
     """Write a study's tables, figures and summary."""
-    from tailrl.report.study import write_report
+    from tailrl.reports.overview.study import write_report
 
     write_report(parse_settings(Study, study), results, out)
 
@@ -168,7 +168,7 @@ def summarise(study: WholeStudy, results: Folder, out: Out) -> None:
 @command()
 def ablation(study: WholeStudy, name: Annotated[str, Option()], results: Folder, out: Out) -> None:
     """Write an ablation's table and figure."""
-    from tailrl.report.study import write_ablation
+    from tailrl.reports.ablation.page import write_ablation
 
     write_ablation(parse_settings(Study, study), name, results, out)
 
@@ -186,7 +186,7 @@ def measure_gradients(settings: SettingsText, out: Out) -> None:
 @command()
 def gradient_page(results: Folder, out: Out) -> None:
     """Write the table and figure of the measured gradients."""
-    from tailrl.report.study import write_gradients
+    from tailrl.reports.gradients.page import write_gradients
 
     write_gradients(results, out)
 
@@ -208,7 +208,7 @@ def compare(settings: SettingsText, policy: PolicyFolder, problems: ProblemFile,
 @command()
 def distribution_page(results: Folder, engine: Annotated[list[str], Option(help="once for each")], out: Out) -> None:
     """Write the tables and the figure of the compared distributions."""
-    from tailrl.report.study import write_distribution_report
+    from tailrl.reports.distributions.page import write_distribution_report
 
     write_distribution_report(results, engine, out)
 
@@ -226,15 +226,15 @@ def equal_mass_table(settings: SettingsText, policy: PolicyFolder, problems: Pro
 @command()
 def overview(results: Roots, out: Out) -> None:
     """Write the page over all studies."""
-    from tailrl.report.study import CAPTIONS, write_paper
+    from tailrl.reports.overview.all_studies import write_all_studies
 
-    write_paper(results, CAPTIONS, out)
+    write_all_studies(results, out)
 
 
 @command()
 def pool(study: WholeStudy, out: Out, part: PartTables = None) -> None:
     """Write the tables, the page and the figure over the finished parts of a study."""
-    from tailrl.report.study import write_pooled
+    from tailrl.reports.parts.page import write_pooled
 
     write_pooled(parse_settings(Study, study), part or [], out)
 

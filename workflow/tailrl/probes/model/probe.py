@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from tailrl.analysis.distributions import Compared
 from tailrl.artifacts.probes import Positions
 from tailrl.config.distributions import HEAD_BELOW, TAIL_FROM, Distributions
 from tailrl.config.probe import ProbeSettings
@@ -30,6 +29,7 @@ from tailrl.probes.distributions.measure import (
 )
 from tailrl.probes.model.columns import TokenColumns, token_columns
 from tailrl.probes.model.prompts import DEFAULT_PROMPTS, encode_prompts, read_prompts
+from tailrl.reports.distributions.numbers import Compared
 from tailrl.rollout import Decoding, Sampler
 from tailrl.rollout.prompts import show_prompts
 from tailrl.rollout.sampling import stop_tokens
