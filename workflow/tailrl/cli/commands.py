@@ -524,22 +524,15 @@ def explain(
         raise Exit(explanation.code)
 
 
-def mirror(results: Folder) -> None:
-    """Send a study's runs to a W&B server, without those that it has."""
-    from tailrl.tracking.wandb_mirror import mirror as mirror_runs
-
-    mirror_runs(results)
-
-
 def dashboard(results: Folder) -> None:
-    """Make a study's workspace and report on a W&B server, and send what it lacks."""
-    from tailrl.tracking.wandb_dashboard import make_dashboard
+    """Save a study's workspace on a W&B server that has its runs, and print its address."""
+    from tailrl.tracking.wandb_workspace import save_workspace
 
-    make_dashboard(results)
+    print(save_workspace(results))
 
 
 HELP_GROUPS: dict[str, tuple[Callable[..., None], ...]] = {
     "Study": (check, plan, schema, metrics, download),
-    "Results": (demo, diagnose, explain, watch, probe, card, claims, mirror, dashboard),
+    "Results": (demo, diagnose, explain, watch, probe, card, claims, dashboard),
 }
 """The help's groups of commands, in order."""
