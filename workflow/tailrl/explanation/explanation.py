@@ -44,17 +44,19 @@ from tailrl.runtime.errors import StudyError, say
 SIDES = ("sampler", "trainer")
 TOKENS = 1000  # computed at most, unless the caller says otherwise
 FIRST_TOKENS = 250  # in the first sample; each later sample has twice as many
-SEARCHED_TOKENS = 500  # of a sample, on which the search tries all hypotheses
-SCREENED_TOKENS = 90  # on which the search drops hopeless hypotheses first
+SEARCHED_TOKENS = 500  # the search tries all hypotheses on so many tokens of a sample
+SCREENED_TOKENS = 90  # hypotheses that need a forward must be hopeful on so many tokens first
 FEWEST_RESPONSES = 6  # in a sample: standard errors are taken over responses
-BIASED_TOKENS = 8  # most probable and most frequent ones, each tried with a bias on its logit
-SAME = 0.02  # relative difference: two samples agree where their fitted numbers differ by no more
-SMALL = 0.1  # share of bfloat16's rounding: a side that differs by less has no fault worth a search
-EXACT = 0.01  # share of bfloat16's rounding: a side that differs by less has the model's own bits
-WITHIN_ROUNDING = 1.5  # times what bfloat16 makes: the limit of a clean side, since two programs round differently
-NEARLY = 0.8  # share of the limit of a clean side: above it more tokens are computed
-BAD, GOOD = 4.0, 2.0  # times bfloat16's rounding: a response is far from the model above, near it below
-LEAST_ROUNDING = 5e-4  # nats: a log's decimals and the order of sums make as much
+BIASED_TOKENS = 8  # a bias is tried on so many probable tokens, and on so many frequent ones
+SAME = 0.02  # relative difference up to which the numbers of two samples agree
+BAD, GOOD = 4.0, 2.0  # times bfloat16's rounding: a response is far from the model above BAD, near it below GOOD
+
+# Limits of a side without a fault, in shares of the rounding that bfloat16 makes.
+EXACT = 0.01  # below it the side has the model's own bits
+SMALL = 0.1  # below it no fault is searched for
+WITHIN_ROUNDING = 1.5  # above it the side is not clean; below it, two programs may round so differently
+NEARLY = 0.8  # share of that limit, above which more tokens are computed
+LEAST_ROUNDING = 5e-4  # nats; a log's decimals and the order of sums make as much
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,9 @@ from tailrl.model.quantize import rounded_weight
 from tailrl.model.quantized import projections, round_activations
 from tailrl.runtime.errors import StudyError
 
-LOGITS_TOO = "explained_logits_too"  # the attribute of a model in 16 bits whose head computes in them too
-HEAD_INPUTS = "explained_head_inputs"  # the attribute of a model with a rounding of the head's inputs
+# Attributes that a changed model carries to the scorer.
+LOGITS_TOO = "explained_logits_too"  # true: the head computes in 16 bits as well
+HEAD_INPUTS = "explained_head_inputs"  # a function that rounds the head's inputs
 TF32_DROPPED_BITS = 13  # of float32's 23 bits of mantissa
 ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 

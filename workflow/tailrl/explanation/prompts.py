@@ -12,8 +12,8 @@ from tailrl.explanation.scorer import Scorer, first_logprobs
 from tailrl.explanation.sequences import Response, encode, joined
 from tailrl.runtime.errors import StudyError
 
-TRIED = 16  # first tokens of a response by which its prompt is found
-SHORTLIST = 4  # prompts that are tried, the best by the first token
+TRIED = 16  # a response's prompt is found by so many of its first tokens
+SHORTLIST = 4  # the first token alone picks so many prompts, which are then tried
 
 
 def read_prompts(file: Path, tokenizer: Any) -> list[tuple[int, ...]]:

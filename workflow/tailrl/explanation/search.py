@@ -19,27 +19,34 @@ World = tuple[Choice, ...]
 
 AS_IT_IS: World = ()
 
-HOPEFUL = 1.0  # standard errors: a hypothesis must be better by as much on the screen's few tokens
-MOST_HOPEFUL = 6  # hypotheses that need a forward and pass the screen
-CLEAR = 4.0  # standard errors by which a hypothesis must be better
-CLEAR_IF_LEFT = 3.0  # the same where more than rounding is left: then something is missing for sure
-FOLLOWED = 0.4  # share of a coarse format's predicted change that a column must have
-MOST_FOLLOWED = 3  # formats that are held against all tokens
-LEAST_SIZE = 0.25  # predicted change over the column's difference: below it the rest is more than the format's noise
-WORSE = -4.0  # standard errors: a number is not fitted where the best catalogued one is worse by more
-LEAST_GAIN = 0.08  # share of the mean absolute difference that a hypothesis must explain
-LEAST_SCALE = 2e-4  # nats: losses take no column to be more exact
-LEAST_DROP = 2e-5  # nats that a hypothesis must explain: a log's decimals and fitted numbers leave as much
-LEAST_SHARE = 0.5  # of the tokens: a hypothesis must predict as many
+# "Clear" counts in standard errors over responses: by how many a hypothesis's mean loss is below the other's.
+HOPEFUL = 1.0  # a hypothesis must be so clear on the screen's few tokens
+MOST_HOPEFUL = 6  # so many hypotheses that need a forward pass the screen
+CLEAR = 4.0  # a hypothesis must be so clear
+CLEAR_IF_LEFT = 3.0  # enough where more than rounding is left, since something is missing then
+WORSE = -4.0  # no number is fitted where the best value of the catalogue is below this
+
+# A hypothesis must also be large enough.
+LEAST_GAIN = 0.08  # it explains at least this share of the mean absolute difference
+LEAST_DROP = 2e-5  # nats that it explains; fitted numbers and a log's decimals explain less
+LEAST_SHARE = 0.5  # it predicts at least this share of the tokens
+LEAST_SCALE = 2e-4  # nats; no column is taken to be more exact
+ENOUGH = 1.6  # times bfloat16's rounding: where less is left, no further forward is run
+
+# A coarse number format is found by its direction, since its own noise hides single tokens.
+FOLLOWED = 0.4  # the column has at least this share of the predicted change
+LEAST_SIZE = 0.25  # the predicted change is at least this share of the column's difference
+MOST_FOLLOWED = 3  # so many formats are held against all tokens
+MOST_MOVED = 8.0  # times rounding: one token counts for no more
+
+# Limits of the search.
 MOST_FITS = 28  # evaluations to fit one number
-MOST_FORWARDS = 8  # the same where each evaluation takes a forward
-ENOUGH = 1.6  # times what bfloat16 makes: where no more is left, hypotheses that need a forward are not tried
-MOST_CHANGES = 5
-JOINT_ROUNDS = 4
-MOST_MOVED = 8.0  # times rounding: the most that one token counts for in whether a column follows a prediction
-FITTED_ROUNDS = 8  # of fitting all numbers of a world
-TOO_NEAR = 0.1  # share of the way between two catalogued numbers: a nearer one does not bound the fit
-MOST_REFITTED = 4  # worlds of several changes that are fitted together before they are judged
+MOST_FORWARDS = 8  # evaluations to fit a number that needs a forward each time
+MOST_CHANGES = 5  # hypotheses that are combined
+MOST_REFITTED = 4  # combinations whose numbers are all fitted again before they are compared
+JOINT_ROUNDS = 4  # turns through all settings of a sampler
+FITTED_ROUNDS = 8  # turns through all numbers of a combination
+TOO_NEAR = 0.1  # a catalogued value nearer than this share of the interval does not bound the fit
 KEPT_ROWS = 3  # forwards whose reduced rows stay in memory
 
 
