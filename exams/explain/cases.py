@@ -85,7 +85,7 @@ def answer(log: Path, case: Mapping[str, Any], model: str, prompts: Path, tokens
     named["both"] = _named(explanation.shared)
     findings = [finding.name for finding in explanation.findings]
     is_right = (
-        all(_is_near(named[side], case.get(side, {})) for side in named)
+        all(is_near(named[side], case.get(side, {})) for side in named)
         and findings == case.get("findings", [])
         and explanation.pinned_side == case.get("pinned", "")
         and explanation.code == case.get("code", 1)
@@ -119,7 +119,7 @@ def _shown(values: Mapping[str, Any]) -> str:
     )
 
 
-def _is_near(named: Mapping[str, Any], planted: Mapping[str, Any]) -> bool:
+def is_near(named: Mapping[str, Any], planted: Mapping[str, Any]) -> bool:
     """Whether the same hypotheses are named, with numbers within WITHIN of the planted ones."""
     if named.keys() != planted.keys():
         return False

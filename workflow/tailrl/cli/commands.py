@@ -67,9 +67,8 @@ def plan(
 ) -> None:
     """Estimate a study's memory, time and disk; end with 1 where it does not fit."""
     from tailrl.config.load import read_study
-    from tailrl.planning.jobs import what_would_fit
     from tailrl.planning.machine import read_machine
-    from tailrl.planning.page import plan_page
+    from tailrl.planning.plan import plan_page, what_would_fit
 
     device = read_machine(machine, memory)
     parts = list(read_study(study).each().values())
