@@ -106,3 +106,32 @@ def test_a_format_whose_own_noise_hides_it_is_found_by_what_the_column_follows()
 def test_a_column_that_does_not_follow_a_format_gets_none(part: float, noise: float) -> None:
     court = format_court(part, noise)
     assert not followed_format(court, court, AS_IT_IS, FORMATS)
+
+
+def test_a_world_that_fails_on_one_response_is_not_computed_for_the_others() -> None:
+    """Each forward of the screen's other responses would be for nothing."""
+    computed: list[tuple[int, World]] = []
+
+    def laboratory(responses: int) -> Any:
+        tokens = slice(0, responses * (TOKENS // RESPONSES))
+
+        def predicted(world: World) -> FloatArray:
+            computed.append((responses, world))
+            column_T: FloatArray = numbers(world).get("rope_base", 1.0) * FIRST_T[tokens]
+            return column_T
+
+        return SimpleNamespace(
+            chosen=[None] * responses,
+            column=lambda _: 2.0 * FIRST_T[tokens],
+            sequence_T=np.repeat(np.arange(responses), TOKENS // RESPONSES),
+            predicted=predicted,
+            part=lambda chosen: laboratory(len(chosen)),
+        )
+
+    def court(responses: int, screen: Court | None = None) -> Court:
+        return Court(laboratory(responses), "sampler", np.full(responses * (TOKENS // RESPONSES), SCALE), screen)
+
+    worse, right = settings(rope_base=0.1), settings(rope_base=2.0)
+    assert court(4, court(2)).hopeful([worse, right], AS_IT_IS) == [right]
+    assert (1, worse) in computed and (2, worse) not in computed
+    assert (2, right) in computed

@@ -21,6 +21,7 @@ AS_IT_IS: World = ()
 
 # "Clear" counts in standard errors over responses: by how many a hypothesis's mean loss is below the other's.
 HOPEFUL = 1.0  # a hypothesis must be so clear on the screen's few tokens
+HOPELESS = -3.0  # below it on the screen's first response, over its tokens, the others are not computed
 MOST_HOPEFUL = 6  # so many hypotheses that need a forward pass the screen
 CLEAR = 4.0  # a hypothesis must be so clear
 CLEAR_IF_LEFT = 3.0  # enough where more than rounding is left, since something is missing then
@@ -195,9 +196,29 @@ class Court:
         """The worlds that do best on the few tokens of the screen; all where there is none."""
         if self.screen is None:
             return list(worlds)
-        judged = [found for world in worlds if (found := self.screen.judge(world, against))]
+        judged = [
+            found
+            for world in worlds
+            if self.screen.is_plausible(world, against) and (found := self.screen.judge(world, against))
+        ]
         better = sorted((one for one in judged if one.clear >= HOPEFUL), key=lambda one: one.loss)
         return [one.world for one in better[:MOST_HOPEFUL]]
+
+    def is_plausible(self, world: World, against: World) -> bool:
+        """Whether the first response alone does not speak clearly against a world: it spares the other responses."""
+        if len(self.laboratory.chosen) == 1:
+            return True
+        first = self.laboratory.part(self.laboratory.chosen[:1])
+        tokens = len(first.sequence_T)
+        alone = Court(first, self.side, self.scale_T[:tokens])
+        loss_T, other_T = alone.losses(world), alone.losses(against)
+        if loss_T is None or other_T is None:
+            return True  # its changes may apply to other responses
+        gain_T = (other_T - loss_T)[np.isfinite(loss_T) & np.isfinite(other_T)]
+        if len(gain_T) < 2:
+            return True
+        error = float(gain_T.std()) / np.sqrt(len(gain_T))
+        return bool(gain_T.mean() >= HOPELESS * max(error, 1e-9))
 
     def followed(self, world: World, choice: Choice, benign: Sequence[Hypothesis]) -> tuple[float, float]:
         """How much of the change that a choice predicts is in the column: its share, and that in standard errors.
