@@ -20,7 +20,7 @@ from tailrl.explanation.columns import Finding, inspect
 from tailrl.explanation.layers import Engine, Stage, vllm_outputs
 from tailrl.explanation.layers import compare as compare_layers
 from tailrl.explanation.places import at_an_end
-from tailrl.explanation.prompts import match, read_prompts
+from tailrl.explanation.prompts import match, read_prompts, with_other_prompts
 from tailrl.explanation.scorer import Scorer
 from tailrl.explanation.search import (
     AS_IT_IS,
@@ -349,6 +349,13 @@ class _Bench:
         self.order = choose(responses, len(responses))
         # A bias raises the tokens that are sampled often: each has an entry in all rows.
         self.frequent = _frequent(responses)
+        self.prompts = tuple(
+            dict.fromkeys(
+                tuple(one.whole_T[: int(one.place_T[0])].tolist())
+                for one in responses
+                if one.whole_T is not None and one.place_T is not None
+            )
+        )
         scorer.watched |= {*self.frequent}
 
     def sample(self, tokens: int) -> Laboratory:
@@ -435,7 +442,7 @@ def _of_sample(bench: _Bench, sample: Laboratory, findings: Sequence[Finding]) -
         if sides and np.array_equal(sample.column("sampler"), sample.column("trainer")):
             sides[side] = replace(sides["sampler"], side=side)  # a copy has the same answer
             continue
-        sides[side] = _explain_side(side, sample, rounding, scale_T, tested, steps, bool(place))
+        sides[side] = _explain_side(side, sample, rounding, scale_T, tested, bench.prompts, steps, bool(place))
         if not sides[side].is_explained and any(probabilities(bench.scorer.model)) and (noise := left_on(side, sample)):
             found.append(noise)
             sides[side] = replace(sides[side], world=AS_IT_IS, is_placed=True)
@@ -553,6 +560,7 @@ def _explain_side(
     rounding: Callable[[World], float],
     scale_T: FloatArray,
     tested: Sequence[Hypothesis],
+    prompts: Sequence[tuple[int, ...]],
     steps: Sequence[Any],
     is_placed: bool,
 ) -> Side:
@@ -581,6 +589,13 @@ def _explain_side(
     ):
         # More than rounding, and few tokens do not tell by what: all of them may.
         found = search(Court(whole, side, court.scale_T, screen), tested, rounding)
+    if court.residual(ordered([*found.world, *found.benign])) > WITHIN_ROUNDING * max(
+        rounding(found.world), LEAST_ROUNDING
+    ):
+        other = _of_another_request(side, whole, _first(whole.chosen, SEARCHED_TOKENS), tested, prompts)
+        if other is not None and other.found.world and other.residual < court.residual(found.world):
+            court, found, rounding = other.court, other.found, other.rounding
+            whole, before = other.court.laboratory, court.residual(AS_IT_IS)
     world, benign = _confirmed(court, found)
     coarse = AS_IT_IS
     if court.residual(ordered([*world, *benign])) > ENOUGH * max(rounding(world), LEAST_ROUNDING):
@@ -596,6 +611,38 @@ def _explain_side(
     after = min(court.residual(world), court.residual(ordered([*world, *benign])))
     largest = _rounding_of(whole, tested, "bfloat16_logits")(world)
     return Side(side, before, after, largest, world, benign, others, share, follows=bool(coarse))
+
+
+@dataclass(frozen=True)
+class _Other:
+    """What is found where responses may follow prompts of other requests."""
+
+    court: Court
+    found: Found
+    rounding: Callable[[World], float]
+
+    @property
+    def residual(self) -> float:
+        return self.court.residual(self.found.world)
+
+
+def _of_another_request(
+    side: str,
+    whole: Laboratory,
+    chosen: Sequence[Scored],
+    tested: Sequence[Hypothesis],
+    prompts: Sequence[tuple[int, ...]],
+) -> _Other | None:
+    """The search with each response's best prompt among those of the log; None where its own is the best."""
+    few = len(_first(chosen, SCREENED_TOKENS, 2))
+    moved = with_other_prompts(whole.scorer, chosen, side, prompts, few) if len(prompts) > 1 else []
+    if not moved:
+        return None
+    laboratory = whole.part(moved)
+    rounding = _rounding_of(laboratory, tested)
+    court = Court(laboratory, side, _scale(laboratory, rounding))
+    rest = [h for h in tested if h.name == "prompt_of_other" or h.entry.benign or not h.entry.needs_forward]
+    return _Other(court, search(court, rest, rounding), rounding)
 
 
 def _place(side: str, whole: Laboratory, rounding: Callable[[World], float]) -> Finding | None:

@@ -77,7 +77,7 @@ class Laboratory:
     scorer: Scorer
     chosen: Sequence[Scored]
     seen: Callable[[int], object] = int
-    parts: dict[tuple[int, ...], "Laboratory"] = field(default_factory=dict)
+    parts: dict[tuple[tuple[int, tuple[int, ...]], ...], "Laboratory"] = field(default_factory=dict)
     _rows: dict[World, Rows | None] = field(default_factory=dict)
     _predicted: dict[World, FloatArray | None] = field(default_factory=dict)
     pinned: set[World] = field(default_factory=lambda: {AS_IT_IS})
@@ -88,7 +88,7 @@ class Laboratory:
 
     def part(self, chosen: Sequence[Scored]) -> "Laboratory":
         """A laboratory for some of the responses, with the forwards that it has run already."""
-        key = tuple(one.response.number for one in chosen)
+        key = tuple((one.response.number, one.inputs.elsewhere) for one in chosen)
         return self.parts.setdefault(key, Laboratory(self.scorer, chosen, self.seen, self.parts))
 
     def column(self, side: str) -> FloatArray:

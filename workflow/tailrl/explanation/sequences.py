@@ -123,12 +123,9 @@ def scored(response: Response, neighbours: dict[int, Response]) -> Scored:
     position_T = _chosen_positions(response, finite_T)
     place_T = response.place_T[position_T]
 
-    def ids_of(number: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def ids_of(number: int) -> tuple[int, ...]:
         other = neighbours.get(number)
-        if other is None or other.whole_T is None or other.place_T is None:
-            return (), ()
-        whole = tuple(other.whole_T.tolist())
-        return whole[: int(other.place_T[0])], whole
+        return () if other is None or other.whole_T is None else tuple(other.whole_T.tolist())
 
     inputs = Inputs(
         ids=tuple(response.whole_T[: int(place_T[-1]) + 1].tolist()),
