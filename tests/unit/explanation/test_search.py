@@ -78,6 +78,23 @@ def test_a_setting_that_moves_less_than_rounding_is_named_where_a_column_is_exac
     assert numbers(found.world) == {"temperature": pytest.approx(0.61, rel=1e-3), "top_k": 10.0}
 
 
+def alike(world: World) -> FloatArray:
+    """Min-p makes nearly the change of top-k 20, and comes before it in the catalogue."""
+    named = {"temperature": 1.0} | numbers(world)
+    moved_T: FloatArray = np.log(named["temperature"]) * FIRST_T
+    if "min_p" in named:
+        moved_T = moved_T + 3.0 * SECOND_T + 0.03 * NOISE_T
+    if "top_k" in named:
+        moved_T = moved_T + (60.0 / named["top_k"]) * SECOND_T
+    return moved_T
+
+
+def test_a_setting_that_took_the_place_of_one_like_it_is_exchanged() -> None:
+    court = court_of(alike(settings(temperature=0.7, top_k=20.0)), alike)
+    found = search(court, [KNOWN[name] for name in ("temperature", "min_p", "top_k")], lambda _: SCALE)
+    assert numbers(found.world) == {"temperature": pytest.approx(0.7, rel=0.01), "top_k": 20.0}
+
+
 def format_court(part: float, noise: float) -> Court:
     """A column with a part of what int8 predicts, a part of what bfloat16 predicts, and noise; in units of rounding."""
 

@@ -384,7 +384,7 @@ def search(court: Court, hypotheses: Sequence[Hypothesis], rounding: Callable[[W
         world = refitted(court, best.world)
         court.laboratory.pinned.add(of_kind(world, "inputs", "model"))
         reference = _best_benign(court, world, benign)
-    world = _pruned(court, world)
+    world = _pruned(court, _swapped(court, world, others))
     return Found(world, _best_benign(court, world, benign), tuple(singles))
 
 
@@ -529,6 +529,27 @@ def _stepped(court: Court, world: World, choice: Choice) -> World:
             moved = _in_turn(court, ordered([*rest, other]), other)
             world = moved if court.loss(moved) < court.loss(world) else world
     return world
+
+
+def _swapped(court: Court, world: World, hypotheses: Sequence[Hypothesis]) -> World:
+    """The world with one setting of a sampler in place of another, where that reproduces the column better.
+
+    Settings are alike, such as min-p and top-k: the one that was tried first may have taken the other's place.
+    """
+    settings = [h for h in hypotheses if h.entry.joint]
+    taken = {choice.hypothesis.name for choice in world}
+    swaps = [
+        ordered([*(one for one in world if one != choice), Choice(other, value)])
+        for choice in world
+        if choice.hypothesis.entry.joint
+        for other in settings
+        if other.name not in taken
+        for value in other.entry.values
+    ]
+    if len(world) < 2 or not swaps:
+        return world
+    swapped = refitted(court, min(swaps, key=court.loss))
+    return swapped if court.loss(swapped) < court.loss(world) else world
 
 
 def _pruned(court: Court, world: World) -> World:
