@@ -1,7 +1,7 @@
 """Explains a log: the referee, the search for each side, and the verdict."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -344,7 +344,7 @@ class _Bench:
         bar: "_Bar",
     ) -> None:
         self.scorer, self.tested, self.bar = scorer, tested, bar
-        self.parts: dict[tuple[int, ...], Laboratory] = {}
+        self.parts: dict[Hashable, Laboratory] = {}
         self.by_number = {one.number: one for one in responses}
         self.order = choose(responses, len(responses))
         # A bias raises the tokens that are sampled often: each has an entry in all rows.

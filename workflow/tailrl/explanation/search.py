@@ -1,6 +1,6 @@
 """The search: what each hypothesis predicts, how far that is from a column, and the greedy combination of several."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -77,7 +77,7 @@ class Laboratory:
     scorer: Scorer
     chosen: Sequence[Scored]
     seen: Callable[[int], object] = int
-    parts: dict[tuple[tuple[int, tuple[int, ...]], ...], "Laboratory"] = field(default_factory=dict)
+    parts: dict[Hashable, "Laboratory"] = field(default_factory=dict)
     _rows: dict[World, Rows | None] = field(default_factory=dict)
     _predicted: dict[World, FloatArray | None] = field(default_factory=dict)
     pinned: set[World] = field(default_factory=lambda: {AS_IT_IS})
