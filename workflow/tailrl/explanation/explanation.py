@@ -634,8 +634,9 @@ def _of_another_request(
     prompts: Sequence[tuple[int, ...]],
 ) -> _Other | None:
     """The search with each response's best prompt among those of the log; None where its own is the best."""
-    few = len(_first(chosen, SCREENED_TOKENS, 2))
-    moved = with_other_prompts(whole.scorer, chosen, side, prompts, few) if len(prompts) > 1 else []
+    worst_first = sorted(chosen, key=lambda one: -one.response.badness)
+    few = len(_first(worst_first, SCREENED_TOKENS, 2))
+    moved = with_other_prompts(whole.scorer, worst_first, side, prompts, few) if len(prompts) > 1 else []
     if not moved:
         return None
     laboratory = whole.part(moved)
