@@ -11,10 +11,8 @@ import pytest
 import yaml
 from slow_cases import slow_but
 from study_fixture import SECRETS, TINY, Workflow
-from wandb_server import serving
 
-from tailrl.tracking.metrics import METRICS, SCORE
-from tailrl.tracking.wandb_dashboard import STATE
+from tailrl.tracking.metrics import METRICS
 
 pytestmark = pytest.mark.vllm
 
@@ -147,28 +145,6 @@ def test_wandb_can_read_its_mirror(finished: Workflow, results: Path, which: tup
     assert last.keys() <= record["summary"].keys()
     for name, value in last.items():
         assert value is None or record["summary"][name] == pytest.approx(value), name
-
-
-@pytest.mark.slow
-def test_online_the_server_has_the_scores_the_workspace_and_the_report(finished: Workflow, results: Path) -> None:
-    """By a server of the tests; one that cannot be reached costs a warning, and neither makes anything stale."""
-    state = results / STATE
-    with serving() as server:
-        given = (f"WANDB_BASE_URL={server.url}", "WANDB_MODE=online", f"HOME={finished.folder}", "NETRC=none")
-        online = ("env", *given, "snakemake", "--cores", "2", "--configfile", TINY)
-        made = finished.run(*online)
-        assert made.returncode == 0 and "workspace: http" in made.stdout + made.stderr, made.stderr
-        assert {view["type"] for view in server.views.values()} == {"project-view", "runs"}
-        scores = {name: summary[SCORE] for name, summary in server.summaries.items()}
-        assert len(scores) == len(RUNS) and all(0 <= score <= 1 for score in scores.values())
-        assert "Nothing to be done" in finished.run(*online).stderr
-        state.unlink()
-        server.fault = "garbage"
-        failed = finished.run(*online)
-    assert failed.returncode == 0
-    assert (failed.stdout + failed.stderr).count("tailrl: warning: W&B lacks the dashboard (") == 1
-    assert finished.plan() == []
-    state.unlink()
 
 
 def test_no_secret_is_left_in_any_file(finished: Workflow) -> None:

@@ -24,8 +24,8 @@ HOMES = {
         f"rollout.vllm.{name}" for name in ("engine", "experts", "layers", "processor", "processor_v2", "quantization")
     ],
     "lm_eval": ["evaluation.evaluate", "evaluation.harness", "tasks.lm_eval"],
-    "wandb": ["curves.history", "tracking.wandb_dashboard", "tracking.wandb_mirror"],
-    "wandb_workspaces": ["tracking.wandb_dashboard"],
+    "wandb": ["curves.history", "tracking.wandb_mirror", "tracking.wandb_workspace"],
+    "wandb_workspaces": ["tracking.wandb_workspace"],
     "triton": ["kernels.triton_kernels", "objective.noise_kernel"],
     "trl": ["integrations.trl.base"],
 }

@@ -212,12 +212,6 @@ def test_the_workflow_is_a_module_of_another_one(workflow: Workflow) -> None:
     assert ended.returncode == 0, output(ended)
 
 
-@pytest.mark.slow  # `test_staleness.py` has a study with a dashboard
-def test_a_dashboard_is_of_what_trains(workflow: Workflow) -> None:
-    ended = workflow.run("snakemake", "--dry-run", "--configfile", "studies/flips.yaml", WANDB_MODE="online")
-    assert ended.returncode == 0 and not re.search(r"^train +\d", output(ended), re.MULTILINE), output(ended)
-
-
 def test_a_page_of_finished_parts_asks_for_no_job_of_theirs(workflow: Workflow) -> None:
     """Also where an edit has made them stale."""
     study = workflow.write_study(

@@ -57,7 +57,6 @@ except StudyError as error:
 R = "results/{study}"
 # Behind a job's message: which part it is of.
 OF_PART = " of {wildcards.study}" if whole.parts else ""
-online = os.getenv("WANDB_MODE") == "online"
 # The untrained policy's evaluations, by the names of their files.
 untrained = {
     name: {BASE_ARM: study.evaluation, **study.baseline_evaluations()}

@@ -115,34 +115,3 @@ if whole.pooled:
             f"page over the parts of {whole.name} ({{wildcards.which}})\nlog: {{log}}"
         shell:
             "tailrl job pool --study {params.study:q} {params.parts:q} --out {params.out:q} 2> {log:q}"
-
-
-# The parts whose policies are trained.
-reporting = [name for name, study in studies.items() if "report" in study.pages]
-
-
-# Online it is part of the study, and renews what it made. Offline it has no output: what it says is for the terminal.
-rule dashboard:
-    input:
-        pages=[f"results/{name}/summary.html" for name in reporting],
-    output:
-        (
-            [update(f"results/{name}/wandb_dashboard.json") for name in reporting]
-            if online
-            else []
-        ),
-    log:
-        f"results/{whole.name}/logs/dashboard.log",
-    localrule: True
-    conda:
-        conda_env
-    params:
-        place=json.dumps(
-            {name: os.environ.get(name) for name in ("WANDB_PROJECT", "WANDB_ENTITY")}
-        ),
-        command=["job", "dashboard", "--results"] if online else ["dashboard"],
-        results=[f"results/{name}" for name in reporting],
-    message:
-        "W&B's workspace and report\nlog: {log}"
-    shell:
-        "for folder in {params.results:q}; do tailrl {params.command:q} $folder; done 2> >(tee {log:q} >&2)"

@@ -9,10 +9,9 @@ from tailrl.cli.command_line import run
 from tailrl.config.jobs import Run
 from tailrl.config.load import parse_study, read_study
 from tailrl.config.study import Study
-from tailrl.planning.jobs import host_bytes, what_would_fit
 from tailrl.planning.machine import Machine, read_machine
 from tailrl.planning.memory import engine_memory, peak, place, training_memory
-from tailrl.planning.page import plan_page
+from tailrl.planning.plan import host_bytes, plan_page, what_would_fit
 from tailrl.planning.shapes import KNOWN
 from tailrl.planning.times import sampling_seconds, step_seconds, update_seconds
 from tailrl.planning.work import Work

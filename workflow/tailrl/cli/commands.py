@@ -67,9 +67,8 @@ def plan(
 ) -> None:
     """Estimate a study's memory, time and disk; end with 1 where it does not fit."""
     from tailrl.config.load import read_study
-    from tailrl.planning.jobs import what_would_fit
     from tailrl.planning.machine import read_machine
-    from tailrl.planning.page import plan_page
+    from tailrl.planning.plan import plan_page, what_would_fit
 
     device = read_machine(machine, memory)
     parts = list(read_study(study).each().values())
@@ -526,22 +525,15 @@ def explain(
         raise Exit(explanation.code)
 
 
-def mirror(results: Folder) -> None:
-    """Send a study's runs to a W&B server, without those that it has."""
-    from tailrl.tracking.wandb_mirror import mirror as mirror_runs
-
-    mirror_runs(results)
-
-
 def dashboard(results: Folder) -> None:
-    """Make a study's workspace and report on a W&B server, and send what it lacks."""
-    from tailrl.tracking.wandb_dashboard import make_dashboard
+    """Save a study's workspace on a W&B server that has its runs, and print its address."""
+    from tailrl.tracking.wandb_workspace import save_workspace
 
-    make_dashboard(results)
+    print(save_workspace(results))
 
 
 HELP_GROUPS: dict[str, tuple[Callable[..., None], ...]] = {
     "Study": (check, plan, schema, metrics, download),
-    "Results": (demo, diagnose, explain, watch, probe, card, claims, mirror, dashboard),
+    "Results": (demo, diagnose, explain, watch, probe, card, claims, dashboard),
 }
 """The help's groups of commands, in order."""

@@ -237,11 +237,3 @@ def pool(study: WholeStudy, out: Out, part: PartTables = None) -> None:
     from tailrl.reports.parts.page import write_pooled
 
     write_pooled(parse_settings(Study, study), part or [], out)
-
-
-@command()
-def dashboard(results: Folder) -> None:
-    """Make a study's workspace and report on a W&B server, or warn that there is none."""
-    from tailrl.tracking.wandb_dashboard import dashboard_at_the_end
-
-    dashboard_at_the_end(results)

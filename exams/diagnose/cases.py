@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from exam_faults import Fault
-from exam_mistakes import plant
-from exam_models import Trained, score
-from exam_samplers import banned, generated, in_flight, probed, sampler_of
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from exams.diagnose.faults import Fault
+from exams.diagnose.mistakes import plant
+from exams.diagnose.models import Trained, score
+from exams.diagnose.samplers import banned, generated, in_flight, probed, sampler_of
 from tailrl.config.sampler import Disturbance
 from tailrl.diagnosis.log import Log, LoggedRow, pack, seen_before
 from tailrl.objective.kl_estimates import k3

@@ -1,10 +1,10 @@
 """The exam of causes: logs of known cause, which settle the rules of `tailrl diagnose` or judge them.
 
-    python benchmarks/diagnose_exam.py settle    # makes the logs of that set and writes diagnosis/sure.yaml
-    python benchmarks/diagnose_exam.py judge     # makes the others and writes docs/results/diagnose_exam/
-    python benchmarks/diagnose_exam.py judge --only-logs    # makes the logs, and diagnoses none
+    python -m exams.diagnose settle    # makes the logs of that set and writes diagnosis/sure.yaml
+    python -m exams.diagnose judge     # makes the others and writes docs/results/diagnose_exam/
+    python -m exams.diagnose judge --only-logs    # makes the logs, and diagnoses none
 
-Policies and logs stay in --work, so that a run goes on where it ended. diagnose_exam.yaml has the design.
+Policies and logs stay in --work, so that a run goes on where it ended. design.yaml has the design.
 """
 
 import argparse
@@ -22,14 +22,14 @@ from typing import Any
 
 import numpy as np
 import yaml
-from exam_answers import answer, answer_few, first_tokens, group_rows, left_out_rows, measured_of, publish
-from exam_cases import WHERE_FROM, make_log
-from exam_faults import Case, Fault
-from exam_models import SPECS, Spec, obtain
-from exam_rules import few_tokens, settle
 from table import show
 
 import tailrl.diagnosis
+from exams.diagnose.answers import answer, answer_few, first_tokens, group_rows, left_out_rows, measured_of, publish
+from exams.diagnose.cases import WHERE_FROM, make_log
+from exams.diagnose.faults import Case, Fault
+from exams.diagnose.models import SPECS, Spec, obtain
+from exams.diagnose.rules import few_tokens, settle
 from tailrl.diagnosis.causes import agrees, cause_words, find_faults, is_penalised
 from tailrl.diagnosis.diagnosis import focus_of
 from tailrl.diagnosis.features import FEATURES, features
@@ -40,7 +40,7 @@ from tailrl.runtime.seeding import derive_seed
 
 OF_WORDS = ("text_S", "labels_S", "whole_S", "place_S", "prompt_text_S")  # of a log: no arrays
 ENGINES = {"": -1, "a": 0, "b": 1}  # the numbers that stand for a response's engine in a file
-DESIGN = Path(__file__).with_name("diagnose_exam.yaml")
+DESIGN = Path(__file__).with_name("design.yaml")
 LARGE = -0.5
 """Of `amount`: a mistake inside a model is a large one above it."""
 
@@ -191,7 +191,7 @@ def settle_rules(made: list[Case], out: Path) -> None:
     data, held_CK = settle(np.array(values), np.array(truths), models, kinds, columns)
     few = few_tokens(np.array(values), np.array(truths), models, parts, data, columns)
     written = {
-        "command": "python benchmarks/diagnose_exam.py settle",
+        "command": "python -m exams.diagnose settle",
         "checks": {name: laplace(*counted) for name, counted in checks.items()},
         "places": {name: laplace(*counted) for name, counted in places.items()},
         "sixteen_bits": round(math.ceil(1000 * sixteen) / 1000, 3),

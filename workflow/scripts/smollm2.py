@@ -1,8 +1,8 @@
 """SmolLM2-135M-Instruct from the package that carries it as GGUF, as a policy.
 
-    python benchmarks/smollm2.py FOLDER                  # a chat model: what studies/smollm2_checks.yaml reads
-    python benchmarks/smollm2.py FOLDER --shots words    # prompted by worked examples: what studies/smollm2.yaml reads
-    python benchmarks/smollm2.py FOLDER --shots sums     # likewise: what studies/shared/smollm2_fp8.yaml reads
+    python smollm2.py FOLDER                  # a chat model: what studies/smollm2_checks.yaml reads
+    python smollm2.py FOLDER --shots words    # prompted by worked examples: what studies/smollm2.yaml reads
+    python smollm2.py FOLDER --shots sums     # likewise: what studies/smollm2_fp8.yaml reads
 
 The model is too small to box an answer because it is told to. With `--shots` its folder has a chat template that puts
 six worked examples of a task before a problem, and the end of a line ends a response. The examples are no problems: the

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from diagnose_exam import design, planned
-from exam_answers import (
+
+from exams.diagnose.__main__ import design, planned
+from exams.diagnose.answers import (
     Answer,
     answer,
     calibration_rows,
@@ -21,14 +22,13 @@ from exam_answers import (
     left_out_rows,
     page,
 )
-from exam_cases import _parts, make_log
-from exam_faults import Case, Fault
-from exam_mistakes import MISTAKES, plant
-from exam_models import SPECS, Spec, Trained, score
-from exam_rules import few_tokens, fit, left_out, of_causes, scores, settle
-from exam_samplers import quantised
-from exam_tasks import TASKS, Task, problems
-
+from exams.diagnose.cases import _parts, make_log
+from exams.diagnose.faults import Case, Fault
+from exams.diagnose.mistakes import MISTAKES, plant
+from exams.diagnose.models import SPECS, Spec, Trained, score
+from exams.diagnose.rules import few_tokens, fit, left_out, of_causes, scores, settle
+from exams.diagnose.samplers import quantised
+from exams.tasks import TASKS, Task, problems
 from tailrl.config.policy import ScratchPolicy
 from tailrl.config.tasks.arithmetic import ArithmeticTask
 from tailrl.diagnosis.causes import Cause, cause_words

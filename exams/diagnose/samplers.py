@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from exam_faults import Fault
-from exam_mistakes import plant
-from exam_models import Trained
 from torch import Tensor, nn
 from transformers import GenerationConfig
 
+from exams.diagnose.faults import Fault
+from exams.diagnose.mistakes import plant
+from exams.diagnose.models import Trained
 from tailrl.config.probe import ProbeSettings
 from tailrl.config.sampler import SamplerSettings
 from tailrl.diagnosis.log import Log, LoggedRow, pack

@@ -13,10 +13,10 @@ from typing import Literal
 
 import smollm2
 import torch
-from exam_tasks import TASKS, Task, problems
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 
+from exams.tasks import TASKS, Task, problems
 from tailrl.config.policy import ScratchPolicy, WarmStart
 from tailrl.config.sampler import TransformersSettings
 from tailrl.config.tasks.words import WordsTask

@@ -1,6 +1,6 @@
 """The exam of `tailrl explain`: faults planted in real samplers, and clean logs, on policies that are new to it.
 
-    python benchmarks/explain_exam.py --work results/explain_exam --out docs/results/explain_exam.csv
+    python -m exams.explain --work results/explain_exam --out docs/results/explain_exam.csv
 
 Logs and answers are kept in the work folder: a run that was stopped goes on. `--engine` and `--policy` make a part.
 Answers of another commit stay beside those of this one, and the CSV has all of them.
@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 import yaml
-from exam_tasks import problems
 from safetensors.torch import save_file
 from table import show, write_csv
 from torch import Tensor
@@ -36,6 +35,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from exams.tasks import problems
 from tailrl.config.policy import WarmStart
 from tailrl.explanation.explanation import Explanation, explain
 from tailrl.explanation.page import verdict
@@ -47,7 +47,7 @@ from tailrl.runtime.provenance import provenance
 from tailrl.runtime.seeding import derive_seed
 from tailrl.training.base_policy import warm_start
 
-DESIGN = Path(__file__).with_name("explain_exam.yaml")
+DESIGN = Path(__file__).with_name("design.yaml")
 TEMPLATE = (
     "{{ '<pad>system\nWork it out.<end>' }}"
     "{% for m in messages %}{{ '<pad>' + m['role'] + '\n' + m['content'] + '<end>' }}{% endfor %}"

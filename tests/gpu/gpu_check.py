@@ -1,7 +1,7 @@
 """What a GPU must show before a study is trusted to it: one table, a row for each check, in about a quarter of an hour.
 
-    make gpu-check                                                            # with the pinned environment
-    PYTHONPATH=workflow python benchmarks/gpu_check.py --out gpu_check.csv    # torch, Triton, transformers, pydantic
+    make gpu-check                                                                # with the pinned environment
+    PYTHONPATH=workflow:benchmarks python tests/gpu/gpu_check.py --out check.csv  # torch, transformers, pydantic
 
 `gpu_rows.py`, `gpu_runs.py` and `gpu_memory.py` hold the checks. Each stands alone: one that raises is a failed row,
 and the rest goes on. A row whose package or device is not there says so. Nothing is fetched; W&B and lm-eval are not

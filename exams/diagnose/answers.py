@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from exam_faults import Case
-from exam_models import SPECS, in_words
 from scipy.special import softmax
 from table import write_csv
 
+from exams.diagnose.faults import Case
+from exams.diagnose.models import SPECS, in_words
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.diagnosis.causes import LEAST_SURE, Cause, cause_words, find_causes, fitting
 from tailrl.diagnosis.diagnosis import diagnose_parts
@@ -250,7 +250,7 @@ def page(answers: Sequence[Answer], tables: Mapping[str, list[dict[str, object]]
     parts = [
         "# The exam of causes",
         f"{len(answers)} logs of known cause, on models that the rules of `tailrl diagnose` were not settled on. "
-        "`benchmarks/diagnose_exam.yaml` has the design, and was fixed before these logs were made and diagnosed.",
+        "`exams/diagnose/design.yaml` has the design, and was fixed before these logs were made and diagnosed.",
         "An answer is right if the page names one cause and it was planted, or if it leaves two open and one of them "
         "was. Of a clean log it is right if none is named. A case counts if k3 is above ten times that of the trainer "
         "against itself, or if the log itself has a fault. Intervals are Wilson's, at 95 %.",

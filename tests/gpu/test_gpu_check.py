@@ -20,7 +20,7 @@ from ranks_fixture import on_ranks
 from tailrl.kernels.logprobs import constrained_logprobs
 from tailrl.runtime.errors import StudyError
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 NEEDS_A_GPU = {"time beside Liger", "varlen attention, bfloat16", "memory beside the plan"}
 # No CPU computes the first; the others need instructions that some lack.
 MAY_REFUSE: dict[str, tuple[str, ...]] = {
@@ -38,8 +38,8 @@ def read(file: Path) -> dict[str, dict[str, str]]:
 @pytest.mark.slow
 def test_a_cpu_makes_every_row_that_it_can(tmp_path: Path) -> None:
     """In a process of its own, where Triton interprets its kernels, with the repository alone on the path."""
-    command = [sys.executable, str(ROOT / "benchmarks/gpu_check.py"), "--out", str(tmp_path / "check.csv")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "workflow"), "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, str(ROOT / "tests/gpu/gpu_check.py"), "--out", str(tmp_path / "check.csv")]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}/workflow:{ROOT}/benchmarks", "CUDA_VISIBLE_DEVICES": ""}
     ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     rows = read(tmp_path / "check.csv")

@@ -30,7 +30,7 @@ class Fault:
             samples.
         floor: of the dial.
         context: what the trainer sees for the prompt: twice, prefix, other, cut, before, after (see `contexts`).
-        mistake: a key of `exam_mistakes.MISTAKES`, of size `by`, in the model of the side `mistaken`.
+        mistake: a key of `mistakes.MISTAKES`, of size `by`, in the model of the side `mistaken`.
         shift: the trainer's log-probs are moved by so many tokens. nan, clip, mask: see `spoiled`; at: how much.
         columns: optional columns that are logged.
         engine: vllm: the log is a probe's of the real engine in `dtype`; kv_cache, quantization, group: of its cache

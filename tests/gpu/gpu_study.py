@@ -1,14 +1,15 @@
 """SmolLM2-135M in the paper's arms on one GPU, in calls that go on from one another: curves, tokens a second, phases.
 
-    PYTHONPATH=workflow python benchmarks/gpu_study.py results/gpu_study --seconds 500
-    PYTHONPATH=workflow python benchmarks/gpu_study.py results/gpu_small --small    # our own policy, under a floor
-    PYTHONPATH=workflow python benchmarks/gpu_study.py results/rehearsal --policy FOLDER --rehearse    # on a CPU
+    export PYTHONPATH=workflow:workflow/scripts:benchmarks
+    python tests/gpu/gpu_study.py results/gpu_study --seconds 500
+    python tests/gpu/gpu_study.py results/gpu_small --small    # our own policy, under a floor
+    python tests/gpu/gpu_study.py results/rehearsal --policy FOLDER --rehearse    # on a CPU
 
 What trains is `tailrl job train` with the settings of studies/smollm2.yaml and 200 steps: the engine is transformers in
 bfloat16, since vLLM need not be there, the trainer computes in float32 over the fused log-probs; one arm more has it
 compute in bfloat16 too, and one more samples with the exact engine, which its own self-test may refuse on a GPU. A call
 ends a job that is not finished when its time is up, and ends with 75 itself; the next one goes on from the job's last
-checkpoint. Nothing is fetched: the model comes from its package (benchmarks/smollm2.py), or from a folder.
+checkpoint. Nothing is fetched: the model comes from its package (workflow/scripts/smollm2.py), or from a folder.
 
 With `--small` our own small policy trains for 100 steps at a rate of 1e-4: naive in bfloat16, and with the exact engine
 naive, its twin (int4 weights, fp8 cache), and naive, matched control and DVP under a floor of 7 %.
@@ -36,7 +37,7 @@ from tailrl.tasks.prepare import write_all_problems
 from tailrl.tracking import metrics as keys
 from tailrl.training.base_policy import write_base_policy
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 UNFINISHED = 75  # EX_TEMPFAIL: call again
 SEED = 0
 TAILRL = (sys.executable, "-c", "from tailrl.cli import main; main()", "job")
