@@ -34,7 +34,7 @@ STUDIES := $(patsubst studies/%.yaml,%,$(sort $(wildcard studies/*.yaml) $(wildc
 # Pages of the default study, and over all studies.
 PAGES := gradients distributions overview
 
-.PHONY: $(STUDIES) $(PAGES) figure1 help venv install reproduce test test-slow slurm peers verl trl chaos planted fuzz bench bench-quick soak families diagnose-exam gpu-check lint publish pages rulegraph docs docs-serve docs-check format clean
+.PHONY: $(STUDIES) $(PAGES) figure1 help venv install reproduce test test-slow slurm peers verl trl chaos planted fuzz bench bench-quick soak families diagnose-exam explain-exam explain-cases gpu-check lint publish pages rulegraph docs docs-serve docs-check format clean
 .DEFAULT_GOAL := help
 
 help:  ## print this list
@@ -62,10 +62,10 @@ figure1: venv
 
 # A process on each core, which take file after file; the tiny study and the workflow's tests, the longest, go first.
 test: venv  ## the tests, one tiny whole study among them: five minutes
-	$(TWO_WORKERS) -m "not slow" tests/e2e tests/workflow tests/docs tests/unit $(ARGS)
+	$(TWO_WORKERS) -m "not slow" tests/e2e tests/workflow tests/docs tests/unit tests/gpu $(ARGS)
 
 test-slow: venv  ## the tests that take minutes, an hour in all; the last line says what did not run
-	$(TWO_WORKERS) -m slow tests/e2e tests/workflow tests/docs tests/unit $(ARGS)
+	$(TWO_WORKERS) -m slow tests/e2e tests/workflow tests/docs tests/unit tests/gpu $(ARGS)
 
 slurm: venv  ## a tiny study on a real Slurm, whose jobs, daemons and nodes are killed: ten minutes
 	$(ADD) envs/slurm.txt
@@ -98,7 +98,7 @@ planted: venv  ## plant faults in a small study that is killed; each must be cau
 
 bench: venv  ## time and memory beside other libraries; wants an idle machine for half an hour
 	$(ADD) envs/bench.txt
-	$(IN_VENV) python benchmarks/logprobs.py --out docs/results/logprobs.csv && \
+	$(IN_VENV) export PYTHONPATH=workflow/scripts && python benchmarks/logprobs.py --out docs/results/logprobs.csv && \
 		python benchmarks/logprobs.py --memory --out docs/results/logprobs_memory.csv && \
 		OMP_NUM_THREADS=1 python benchmarks/update.py --out docs/results/update.csv && \
 		OMP_NUM_THREADS=1 python benchmarks/remedies.py --out docs/results/remedies_cost.csv && \
@@ -111,7 +111,7 @@ bench: venv  ## time and memory beside other libraries; wants an idle machine fo
 # Log-probs and the plan are left to `bench`: their shortest rounds take minutes.
 bench-quick: venv  ## the step beside TRL's and the engines, three rounds each, for a change under way: a few minutes
 	$(ADD) envs/bench.txt
-	$(IN_VENV) export OMP_NUM_THREADS=1 && python benchmarks/update.py --repeats 3 && \
+	$(IN_VENV) export OMP_NUM_THREADS=1 PYTHONPATH=workflow/scripts && python benchmarks/update.py --repeats 3 && \
 		python benchmarks/step.py --repeats 3 && python benchmarks/rollout.py --policies "default study" --threads 1 --repeats 3
 
 soak: venv  ## train for 2,000 steps, and see whether the job keeps its size
@@ -125,10 +125,19 @@ families: venv  ## every family of models under vLLM, and written policies under
 
 diagnose-exam: venv  ## settle how sure `tailrl diagnose` is of a cause, and judge it on other models: under an hour
 	$(ADD) envs/bench.txt
-	$(IN_VENV) export OMP_NUM_THREADS=1 && python benchmarks/diagnose_exam.py settle && python benchmarks/diagnose_exam.py judge
+	$(IN_VENV) export OMP_NUM_THREADS=1 PYTHONPATH=benchmarks:workflow/scripts && python -m exams.diagnose settle && python -m exams.diagnose judge
+
+explain-exam: venv  ## judge `tailrl explain` on faults planted in vLLM and transformers, on models it was not built with: an hour or two
+	$(IN_VENV) export OMP_NUM_THREADS=1 PYTHONPATH=benchmarks && python -m exams.explain --out docs/results/explain_exam.csv $(ARGS)
+
+# CASES: a folder with logs of exams/explain/cases.yaml.
+explain-cases: venv  ## explain a folder of logs, CASES=FOLDER, with SmolLM2-135M; says what each took: minutes a log
+	$(ADD) envs/bench.txt
+	test -e results/models/smollm2/config.json || $(VENV)/bin/python workflow/scripts/smollm2.py results/models/smollm2
+	$(IN_VENV) PYTHONPATH=benchmarks python -m exams.explain.cases $(CASES) --model results/models/smollm2 --out docs/results/explain_cases.csv $(ARGS)
 
 gpu-check: venv  ## what a GPU must show before a study: kernels, attention, exactness, steps, resuming, memory: about a quarter of an hour
-	$(IN_VENV) python benchmarks/gpu_check.py --out results/gpu_check.csv $(ARGS)
+	$(IN_VENV) PYTHONPATH=benchmarks python tests/gpu/gpu_check.py --out results/gpu_check.csv $(ARGS)
 
 lint: venv  ## formats, style, types, imports, workflow
 	$(IN_VENV) snakefmt --check Snakefile workflow/Snakefile workflow/rules && ruff check && ruff format --check && mypy && lint-imports && snakemake --lint

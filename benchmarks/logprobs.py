@@ -1,7 +1,7 @@
 """Time and memory of the constrained log-prob, forward and backward, beside full logits and other libraries' paths.
 
-    python benchmarks/logprobs.py --threads 2 --out docs/results/logprobs.csv
-    python benchmarks/logprobs.py --memory --out docs/results/logprobs_memory.csv
+    PYTHONPATH=workflow/scripts python benchmarks/logprobs.py --threads 2 --out docs/results/logprobs.csv
+    PYTHONPATH=workflow/scripts python benchmarks/logprobs.py --memory --out docs/results/logprobs_memory.csv
 
 The inputs are real: SmolLM2-135M-Instruct answers four questions at temperature 1, and its last hidden states, its head
 (float32) and the sampled tokens are what every case gets; a coefficient per response stands for advantage × weight.

@@ -1,6 +1,6 @@
 """Time and memory of the constrained log-prob on a GPU, forward and backward, beside three dense products of its size.
 
-    python benchmarks/logprobs_gpu.py --out docs/results/logprobs_gpu.csv
+    PYTHONPATH=workflow:workflow/scripts:tests/gpu python benchmarks/logprobs_gpu.py --out docs/results/logprobs_gpu.csv
 
 The inputs are made up, so that nothing needs to be fetched: bf16 hidden states and head whose logits are normal, with a
 spread at which ρ = e⁻¹³ keeps 6 % of the tokens, and a part that 32 neighbouring rows have in common, so that together

@@ -29,6 +29,7 @@ from tailrl.kernels.packing import pack_batch
 from tailrl.model.files import add_older_keys
 from tailrl.model.forward import head_weight, hidden_states
 from tailrl.model.policy import load_policy
+from tailrl.objective import kl_estimates
 from tailrl.objective.disturbance import UNDISTURBED
 from tailrl.rollout import Decoding, make_sampler
 from tailrl.rollout.types import Request, Rollout
@@ -124,9 +125,9 @@ def handed_over(folder: Path, order: str) -> Scored:
         requests = [Request(prompt, seed, 0.0) for seed, prompt in enumerate(prompts)]
         sampler.self_test(requests[:4], Decoding(1.0, 8))
         rollouts = sampler.generate(requests, Decoding(1.0, 24))
-        delta_T = scores(model, rollouts) - np.concatenate([rollout.logp_infer_T for rollout in rollouts])
+        delta_T = scores(model, rollouts) - np.concatenate([rollout.logp_sampler_T for rollout in rollouts])
         runner = sampler.llm.llm_engine.model_executor.driver_worker.worker.model_runner
-        k3 = float(np.mean(np.expm1(delta_T) - delta_T))
+        k3 = float(np.mean(kl_estimates.k3(delta_T)))
         return Scored(type(runner.get_model()).__name__, len(delta_T), k3, float(np.abs(delta_T).max()))
     finally:
         sampler.llm.llm_engine.engine_core.shutdown()

@@ -418,10 +418,10 @@ def openrlhf(folder: Path, texts: Texts) -> Cases:
             ("seq", "binary_kl", "0.001"),
             ("seq", "tv", "0.02"),
         ):
-            words = (f"{option}level", level, f"{option}mode", "mask", f"{option}gating", gating)
-            modes[f"{level}-mask-{gating}"] = (*words, f"{option}threshold", limit)
-        for mode, words in modes.items():
-            yield Case(mode, "PolicyLoss", run(*words), "tokens", beside="openrlhf/default")
+            gate = (f"{option}level", level, f"{option}mode", "mask", f"{option}gating", gating)
+            modes[f"{level}-mask-{gating}"] = (*gate, f"{option}threshold", limit)
+        for mode, given in modes.items():
+            yield Case(mode, "PolicyLoss", run(*given), "tokens", beside="openrlhf/default")
         words = ("--actor.policy_loss_type", "gspo", f"{option}level", "token")
         yield Case("gspo-rollout", "PolicyLoss", run(*words), "responses")
         yield Case("gspo", "PolicyLoss", run("--actor.policy_loss_type", "gspo"), "responses")
@@ -700,16 +700,17 @@ def nemo_rl(folder: Path, texts: Texts) -> Cases:
 
 def areal(folder: Path, texts: Texts) -> Cases:
     """`grpo_loss_fn` with the defaults of `PPOActorConfig`; its casts to float32 are taken off."""
-    stubs = ("ray", "torchdata", "megatron", "mbridge", "sglang", "colorlog", "areal.infra", "areal.experimental")
-    stubs += ("areal.utils.stats_logger",)
+    third_parties = ("ray", "torchdata", "megatron", "mbridge", "sglang", "colorlog")
+    stubs = (*third_parties, "areal.infra", "areal.experimental", "areal.utils.stats_logger")
     with importable(folder, stubs=stubs):
         from areal.api.cli_args import PPOActorConfig, RejectionSamplingConfig
         from areal.trainer.ppo.actor import grpo_loss_fn
         from omegaconf import OmegaConf
 
         defaults = {each.name: each.default for each in fields(PPOActorConfig)}
-        taken = ("eps_clip", "eps_clip_higher", "c_clip", "rejection_sampling", "m2_threshold", "use_sapo_loss")
+        taken: tuple[str, ...] = ("eps_clip", "eps_clip_higher", "c_clip", "rejection_sampling", "m2_threshold")
         taken += ("importance_sampling_level", "prox_logp_method", "sapo_tau_pos", "sapo_tau_neg", "use_decoupled_loss")
+        taken += ("use_sapo_loss",)
 
         def run(**chosen: Any) -> Run:
             settings = {name: (defaults | chosen)[name] for name in taken}

@@ -29,7 +29,7 @@ from tailrl.objective.corrections import correct
 from tailrl.objective.diagnostics import log_ratio_metrics
 from tailrl.rollout.types import Rollout
 from tailrl.stats.verl import verl_metrics
-from tailrl.training.step_record import response_metrics, reward_metrics
+from tailrl.training.rollouts import response_metrics, reward_metrics
 
 BATCHES = 150
 SCALES = (0.01, 0.3, 2.0, 10.0)  # nats, standard deviation of the log-ratios
@@ -41,7 +41,7 @@ OF_TRAINING = "logged by training: rollout_corr/"
 VERL_NAMES = (
     *("kl", "k3_kl", "training_ppl", "training_log_ppl", "rollout_ppl", "rollout_log_ppl", "ppl_ratio"),
     *("log_ppl_diff", "log_ppl_abs_diff", "log_ppl_diff_max", "log_ppl_diff_min"),
-)  # what report/aliases.yaml says is the same in verl
+)  # what reports/metrics/aliases.yaml says is the same in verl
 
 Value = tuple[str, str, float]
 """Source, name and value of a framework's metric."""
@@ -248,7 +248,7 @@ RESPONSE_METRICS: dict[str, dict[str, Callable[[dict[str, float]], float]]] = {
         "frac_reward_zero_std": lambda ours: ours["reward/all_right_fraction"] + ours["reward/all_wrong_fraction"],
     },
 }
-"""Metrics of rewards and lengths by the framework's name, from ours as `report/aliases.yaml` relates them."""
+"""Metrics of rewards and lengths by the framework's name, from ours as `reports/metrics/aliases.yaml` relates them."""
 
 NOT_EXECUTED = {
     "verl": {},
@@ -258,7 +258,7 @@ NOT_EXECUTED = {
         "is_masked": "of its loss: the table of presets has it",
     },
 }
-"""Names of `report/aliases.yaml` that no row has, with the reason."""
+"""Names of `reports/metrics/aliases.yaml` that no row has, with the reason."""
 
 UPDATES_OF = {"verl": verl_updates, "TRL": trl_updates}
 

@@ -187,7 +187,7 @@ def replay_difference(case: Case, scale: float, seed: int) -> float:
         logp_T = score(logits_TV, tokens_T, kept_TV)
         (gradient_TV,) = torch.autograd.grad((advantage_T * logp_T).sum(), logits_TV)
         sides.append((logp_T.detach(), gradient_TV))
-    return max((one - other).abs().max().item() for one, other in zip(*sides, strict=True))
+    return max(float((one - other).abs().max()) for one, other in zip(*sides, strict=True))
 
 
 def lines_of(name: str) -> dict[str, tuple[str, Arm]]:

@@ -112,7 +112,7 @@ def clip_of(preset: str) -> Clip:
 
 
 def ours_of_updates(framework: str, seed: int) -> dict[tuple[str, str], float]:
-    """Our numbers of an update under the framework's names, as `report/aliases.yaml` relates them."""
+    """Our numbers of an update under the framework's names, as `reports/metrics/aliases.yaml` relates them."""
     step = Step(seed)
     per_token = RESPONSES / step.mask_NL.sum().item()
     if framework == "TRL":

@@ -105,8 +105,9 @@ def take_steps(size: Size) -> list[tuple[float, float]]:
     from tailrl.rollout import Decoding, make_sampler
     from tailrl.rollout.types import Request
     from tailrl.training.optimizer import make_optimizer
-    from tailrl.training.step import Sample, update
-    from tailrl.training.step_record import Stopwatch
+    from tailrl.training.samples import Sample
+    from tailrl.training.step import update
+    from tailrl.training.stopwatch import Stopwatch
 
     run, shape = run_of(size), shape_of(size)
     # Its end token is never drawn: every response is as long as it may be.

@@ -39,8 +39,9 @@ from tailrl.objective.safe_set import token_logprobs
 from tailrl.planning.shapes import shape_of
 from tailrl.rollout.types import Rollout
 from tailrl.training.reference import with_reference
-from tailrl.training.step import Sample, update
-from tailrl.training.step_record import Stopwatch
+from tailrl.training.samples import Sample
+from tailrl.training.step import update
+from tailrl.training.stopwatch import Stopwatch
 
 ROOT = Path(__file__).parents[1]
 CATALOGUE = Path(__file__).with_suffix(".yaml")
@@ -84,7 +85,7 @@ def _rollouts(vocabulary: int) -> tuple[list[Rollout], Any]:
             logp_T = rows_KV[np.arange(NEW_TOKENS), tokens] - np.log(np.exp(rows_KV).sum(-1))
             zeros_T, kept_T = np.zeros(NEW_TOKENS, np.float32), np.full(NEW_TOKENS, vocabulary, np.int32)
             given = (prompt, tuple(tokens.tolist()), logp_T, zeros_T, kept_T)
-            rollouts.append(Rollout(*given, stopped=True, logits_infer_KV=tuple(rows_KV)))
+            rollouts.append(Rollout(*given, stopped=True, logits_sampler_KV=tuple(rows_KV)))
     return rollouts, np.tile(np.array([1, 0, 0, 0], np.float32), (PROMPTS, GROUP // 4))
 
 

@@ -1,6 +1,6 @@
 """Tokens per second of the rollout engines beside one another, on the same requests, in one process.
 
-    python benchmarks/rollout.py --threads 2 --out docs/results/rollout.csv
+    PYTHONPATH=workflow/scripts python benchmarks/rollout.py --threads 2 --out docs/results/rollout.csv
 
 Two policies: the default study's shape with random weights, small ones, so that it is nearly uniform and a response
 almost always runs to its limit; and, where its package is installed, SmolLM2-135M, of V = 49,152, with as many requests

@@ -1,6 +1,7 @@
 """Where the exact engine's time goes, and what its matrix products would take alone, in float32 and in bfloat16.
 
-    OMP_NUM_THREADS=1 python benchmarks/rollout_profile.py --out docs/results/rollout_profile.csv
+    export OMP_NUM_THREADS=1 PYTHONPATH=workflow/scripts
+    python benchmarks/rollout_profile.py --out docs/results/rollout_profile.csv
 
 On the policies and requests of `rollout.py`. Parts are PyTorch's operators by their own time, in one call that samples.
 The last two rows of a policy are its matrix products alone, as many and as large, in one number format each. No engine

@@ -45,8 +45,9 @@ from tailrl.model.tokenizer import prose, train_tokenizer
 from tailrl.objective.advantages import ESTIMATORS
 from tailrl.rollout import Decoding, make_sampler
 from tailrl.training.rollouts import step_requests
-from tailrl.training.step import Sample, update
-from tailrl.training.step_record import Stopwatch
+from tailrl.training.samples import Sample
+from tailrl.training.step import update
+from tailrl.training.stopwatch import Stopwatch
 
 ENGINES = {
     "ours, vLLM bfloat16": {"engine": "vllm"},

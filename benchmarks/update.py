@@ -41,8 +41,10 @@ from tailrl.kernels.packing import pack
 from tailrl.model.forward import PACKED_ATTENTION, hidden_states
 from tailrl.model.tokenizer import prose, train_tokenizer
 from tailrl.rollout.types import Rollout
-from tailrl.training.step import Sample, old_logprobs, update
-from tailrl.training.step_record import Stopwatch
+from tailrl.training.samples import Sample
+from tailrl.training.scorer import make_scorer, score_all
+from tailrl.training.step import update
+from tailrl.training.stopwatch import Stopwatch
 
 ARMS = {"naive": {}, "dvp": {"vocabulary": {"rule": "min_p", "rho": "e-13"}}}
 
@@ -67,8 +69,8 @@ def our_update(model: PreTrainedModel, run: Run, prompts_ND: Tensor, completions
         # One right answer of four: RLOO's advantages.
         advantage = 1.0 if index % GROUP == 0 else -1 / 3
         samples.append(Sample(rollout, advantage, run.vocabulary.threshold(VOCABULARY), seed=index))
-    for sample, old in zip(samples, old_logprobs(model, samples, run), strict=True):
-        sample.rollout.logp_infer_T[:] = old.in_set().clamp(min=-30).numpy()  # a mismatch of zero
+    for sample, old in zip(samples, score_all(model, samples, make_scorer(run)), strict=True):
+        sample.rollout.logp_sampler_T[:] = old.in_set().clamp(min=-30).numpy()  # a mismatch of zero
     optimizer = make_optimizer(model)
 
     def step() -> float:

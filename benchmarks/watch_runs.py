@@ -33,7 +33,7 @@ from tailrl.runtime.seeding import derive_seed
 from tailrl.tasks.problem import write_problems
 from tailrl.tasks.registry import load_task
 from tailrl.tracking.metrics import CLIPPED
-from tailrl.training import loop, rollouts
+from tailrl.training import loop, rollouts, step
 from tailrl.training.base_policy import write_base_policy
 from tailrl.training.guarded_engine import GuardedEngine
 from tailrl.training.kept_data import KeptTokens
@@ -176,7 +176,7 @@ def faulty_loop(now: Now) -> Iterator[None]:
 
 
 def _steps(now: Now) -> Any:
-    original = loop.take_step
+    original = step.take_step
 
     def take_step(job: Any, state: Any, *others: Any) -> Any:
         now.step = state.step
@@ -254,7 +254,7 @@ def _requests(now: Now) -> Any:
         now.prompts = [request.prompt_tokens for request in given]
         return given
 
-    return patch.object(loop, "step_requests", requests)
+    return patch.object(step, "step_requests", requests)
 
 
 def _problems(now: Now) -> Any:

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from performance import DOCS, rows, value
-from tailrl.report.axes import ARM_COLOURS, BLACK, BLUE, GREY, ORANGE, RED, save_svg, set_percent_axis, style
+from tailrl.reports.axes import ARM_COLOURS, BLACK, BLUE, GREY, ORANGE, RED, save_svg, set_percent_axis, style
 
 FIGURES = DOCS / "figures"
 WIDTH = 4.7

@@ -13,7 +13,10 @@ from pathlib import Path
 
 from findings.lookups import RESULTS, ROOT, settings_of
 from tailrl.artifacts.tables import read_csv, write_csv
-from tailrl.report.study import claims_page, read_shown, write_pooled
+from tailrl.config.results import whole_and_part
+from tailrl.reports.overview.all_studies import claims_page
+from tailrl.reports.overview.evidence import read_answers
+from tailrl.reports.parts.page import write_pooled
 from tailrl.runtime.errors import StudyError
 
 TABLES = (
@@ -55,13 +58,13 @@ def publish(study: str, results: Path, published: Path) -> list[Path]:
         )
     source, out = results / study, published / study
     if not (source / "summary.md").is_file():
-        raise StudyError(f"{source}: no summary.md; `make {study.partition('/')[0]}` runs the study")
+        raise StudyError(f"{source}: no summary.md; `make {whole_and_part(study)[0]}` runs the study")
     out.mkdir(parents=True, exist_ok=True)
     for path in (path for pattern in WANTED for path in sorted(source.glob(pattern)) if path.suffix != ".html"):
         target = out / OWN_FOLDER if path.parent.name == OWN_FOLDER else out
         target.mkdir(exist_ok=True)
         shutil.copy(path, target)
-    whole = settings_of(study.partition("/")[0])
+    whole = settings_of(whole_and_part(study)[0])
     if study not in whole.pooled_parts:
         return [out]
     page = published / whole.name / "pooled"
@@ -97,7 +100,7 @@ def main(words: Sequence[str] | None = None) -> None:
             print(folder.relative_to(ROOT))
         known[study] = digest(study)
     write_csv(RESULTS / DIGESTS, [{"study": name, "digest": known[name]} for name in sorted(known)])
-    (ROOT / "docs/claims.md").write_text(claims_page(read_shown([RESULTS]), ROOT / "docs"), encoding="utf-8")
+    (ROOT / "docs/claims.md").write_text(claims_page(read_answers([RESULTS])[1], ROOT / "docs"), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -10,9 +10,9 @@ from pathlib import Path
 from blocks import filled
 from tailrl.config.load import read_study
 from tailrl.config.study import Study
-from tailrl.planning.jobs import PROMPT, evaluation_seconds, host_bytes, policies_of, training_seconds
 from tailrl.planning.machine import Machine
 from tailrl.planning.memory import place
+from tailrl.planning.plan import PROMPT, evaluation_seconds, host_bytes, policies_of, training_seconds
 from tailrl.planning.shapes import KNOWN, Shape, shape_of
 from tailrl.planning.times import step_seconds
 from tailrl.planning.work import work_of

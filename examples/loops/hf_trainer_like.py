@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
-from tailrl.losses import Correction, constrained_logprobs, loss_metrics, surrogate
+from tailrl.losses import Correction, LossInputs, constrained_logprobs, loss
 
 
 def collate(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
@@ -48,10 +48,17 @@ class DVPTrainer(Trainer):
         hidden_TH, tokens_T = hidden_NLH[:, :-1][scored_NL], ids_NL[:, 1:][scored_NL]
         head_VH = model.get_output_embeddings().weight
         scored = constrained_logprobs(hidden_TH, head_VH, tokens_T, "min_p", self.log_rho, self.temperature)
-        infer_T, advantage_T = inputs["logp_infer"][scored_NL], inputs["advantage"][sequence_T]
-        result = surrogate(scored, infer_T, advantage_T, sequence_T, count, count, self.correction, None)
-        self.log(loss_metrics(scored.in_set(), scored.log_kept_T, infer_T, sequence_T, result.weights))
-        return (result.loss, {"loss": result.loss}) if return_outputs else result.loss
+        loss_inputs = LossInputs(
+            trainer=scored,
+            logp_sampler_T=inputs["logp_infer"][scored_NL],
+            advantage_T=inputs["advantage"][sequence_T],
+            sequence_T=sequence_T,
+            sequences=count,
+            denominator=count,
+        )
+        outputs = loss(loss_inputs, correction=self.correction)
+        self.log(outputs.metrics)
+        return (outputs.loss, {"loss": outputs.loss}) if return_outputs else outputs.loss
 
 
 def random_rows(vocabulary: int, count: int = 8) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from tailrl.losses import ESTIMATORS, Correction, constrained_logprobs, loss_metrics, safe_set, surrogate
+from tailrl.losses import ESTIMATORS, Correction, LossInputs, constrained_logprobs, loss, safe_set
 
 V, LENGTH, PROMPTS, GROUP = 16, 5, 7, 16
 FLOOR = 0.05
@@ -54,21 +54,26 @@ def train(steps: int = 40) -> list[dict[str, float]]:
     history = []
     for _ in range(steps):
         prompt_N = torch.arange(1, PROMPTS + 1).repeat_interleave(GROUP)
-        rows, logp_infer_NL = sample(policy, prompt_N)
+        rows, logp_sampler_NL = sample(policy, prompt_N)
         reward_N = (rows[:, 1:] == prompt_N[:, None]).any(1).float()
         advantage_N = ESTIMATORS["rloo"](reward_N.view(PROMPTS, GROUP)).flatten()
         # Packed: T = N × L tokens, each with the number of its response.
         sequence_T = torch.arange(len(rows)).repeat_interleave(LENGTH)
         hidden_TH = policy.hidden(rows[:, :-1]).flatten(0, 1)
         scored = constrained_logprobs(hidden_TH, policy.head.weight, rows[:, 1:].flatten(), "min_p", LOG_RHO)
-        infer_T = logp_infer_NL.flatten()
-        count = len(rows)
-        result = surrogate(scored, infer_T, advantage_N[sequence_T], sequence_T, count, count, MIS, None)
+        inputs = LossInputs(
+            trainer=scored,
+            logp_sampler_T=logp_sampler_NL.flatten(),
+            advantage_T=advantage_N[sequence_T],
+            sequence_T=sequence_T,
+            sequences=len(rows),
+            denominator=len(rows),
+        )
+        outputs = loss(inputs, correction=MIS)
         optimizer.zero_grad()
-        result.loss.backward()
+        outputs.loss.backward()
         optimizer.step()
-        metrics = loss_metrics(scored.in_set(), scored.log_kept_T, infer_T, sequence_T, result.weights)
-        history.append(metrics | {"reward": reward_N.mean().item()})
+        history.append(outputs.metrics | {"reward": reward_N.mean().item()})
     return history
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from tailrl.losses import Correction, constrained_logprobs, loss_metrics, surrogate
+from tailrl.losses import Correction, LossInputs, constrained_logprobs, loss
 
 IGNORE = -100
 
@@ -30,7 +30,7 @@ class DVPLoss(nn.Module):
         model.skip_output_layer = True
         self.linear_projection = model.output
 
-    def forward(self, hidden_NLH: Tensor, labels_NL: Tensor, logp_infer_NL: Tensor, advantage_N: Tensor) -> Tensor:
+    def forward(self, hidden_NLH: Tensor, labels_NL: Tensor, logp_sampler_NL: Tensor, advantage_N: Tensor) -> Tensor:
         """A scalar; position (n, l) of the hidden states predicts label (n, l)."""
         kept_NL = labels_NL != IGNORE
         sequence_T, count = kept_NL.nonzero()[:, 0], len(labels_NL)
@@ -38,11 +38,17 @@ class DVPLoss(nn.Module):
         scored = constrained_logprobs(
             hidden_NLH[kept_NL], weight_VH, labels_NL[kept_NL], "min_p", self.log_rho, self.temperature
         )
-        infer_T = logp_infer_NL[kept_NL]
-        advantage_T = advantage_N[sequence_T]
-        result = surrogate(scored, infer_T, advantage_T, sequence_T, count, count, self.correction, None)
-        self.metrics = loss_metrics(scored.in_set(), scored.log_kept_T, infer_T, sequence_T, result.weights)
-        return result.loss
+        inputs = LossInputs(
+            trainer=scored,
+            logp_sampler_T=logp_sampler_NL[kept_NL],
+            advantage_T=advantage_N[sequence_T],
+            sequence_T=sequence_T,
+            sequences=count,
+            denominator=count,
+        )
+        outputs = loss(inputs, correction=self.correction)
+        self.metrics = outputs.metrics
+        return outputs.loss
 
 
 class Decoder(nn.Module):
@@ -86,11 +92,11 @@ def random_batch(vocabulary: int, count: int = 8, length: int = 6) -> dict[str, 
     tokens_NL = torch.randint(1, vocabulary, (count, length + 1))
     labels_NL = tokens_NL[:, 1:].clone()
     labels_NL[::2, -2:] = IGNORE
-    logp_infer_NL = -math.log(vocabulary) + 0.1 * torch.randn(count, length)
+    logp_sampler_NL = -math.log(vocabulary) + 0.1 * torch.randn(count, length)
     return {
         "tokens": tokens_NL[:, :-1],
         "labels": labels_NL,
-        "logp_infer": logp_infer_NL.clamp(max=0.0),
+        "logp_infer": logp_sampler_NL.clamp(max=0.0),
         "advantages": torch.randn(count),
     }
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 SWITCH = "TAILRL_PLANTED"
 """The variable that names the fault that is on."""
-STATE, LOOP, KEPT = "training/state.py", "training/loop.py", "training/kept_data.py"
+STATE, LOOP, STEP, KEPT = "training/state.py", "training/loop.py", "training/step.py", "training/kept_data.py"
 LOAD_MOMENTS = 'self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": state})'
 RESUME = "resumed = checkpoints.resume(state)"
 
@@ -30,7 +30,7 @@ def _without(part: str) -> Edit:
 
 
 _OLD_RESTORE = 'tensor.copy_(groups["model"][name])'
-_UPDATE = "updated = update(state.model, state.optimizer, samples, run, deal, watch, sync.delayed)"
+_UPDATE = "updated = update(state.model, state.optimizer, samples, run, deal, watch, sync.delayed, job.scorer)"
 _TENSORS = 'found = {f"model.{name}": tensor.detach() for name, tensor in _of_model(self.model).items()}'
 _REQUESTS = (
     "requests = step_requests([job.prompts[i] for i in chosen], thresholds, settings.group_size, {seed}, state.step)"
@@ -51,7 +51,7 @@ FAULTS: dict[str, tuple[Edit, ...]] = {
     "the optimizer counts its steps anew": (_without("step"),),
     "the saved weights are one step old": (
         Edit(
-            LOOP,
+            STEP,
             _UPDATE,
             (
                 "import tailrl.training.state as planted",
@@ -108,13 +108,13 @@ FAULTS: dict[str, tuple[Edit, ...]] = {
         Edit(STATE, "setattr(self, name, number)", ('setattr(self, name, number + 1 if name == "step" else number)',)),
     ),
     "each process draws from its own random stream": (
-        Edit(LOOP, _REQUESTS.format(seed="job.seed"), (_REQUESTS.format(seed="job.seed + len(state.resumed)"),)),
+        Edit(STEP, _REQUESTS.format(seed="job.seed"), (_REQUESTS.format(seed="job.seed + len(state.resumed)"),)),
     ),
     "the order of the problems begins anew": (
         Edit(LOOP, _ORDER.format(recorded="recorded"), (_ORDER.format(recorded="[]"),)),
     ),
     "the learning rate warms up anew": (
-        Edit(LOOP, _RATE.format(step="step"), (_RATE.format(step="step - [0, *state.resumed][-1]"),)),
+        Edit(STEP, _RATE.format(step="step"), (_RATE.format(step="step - [0, *state.resumed][-1]"),)),
     ),
     "the metrics lack their last step": (
         Edit(KEPT, _LENGTH, (r'lines = lines[: lines.rstrip().rfind(b"\n") + 1]', _LENGTH)),

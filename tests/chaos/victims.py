@@ -20,7 +20,7 @@ STAGES = (
 )
 """What jobs do, in the order of a study. Training is four: its engine starts, it steps, it writes a checkpoint, and at
 last its results. The tables, figures and summary are one job."""
-PASSING = {"checkpoint": "writing.safetensors", "results": "writing-results"}
+PASSING = {"checkpoint": "writing-parts", "results": "writing-results"}
 """What is too short to be met by looking at processes, and under which passing name it writes."""
 _COMMANDS = {"policy": "base policy", "evaluate": "evaluation", "summarise": "tables"}
 

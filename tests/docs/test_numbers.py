@@ -14,7 +14,7 @@ from tailrl.config.load import read_study
 from tailrl.config.sampler import VllmSettings
 from tailrl.config.training import Training
 from tailrl.planning.machine import read_machine
-from tailrl.planning.page import plan_page
+from tailrl.planning.plan import plan_page
 from tailrl.planning.shapes import shape_of
 from tailrl.tasks.registry import load_task
 

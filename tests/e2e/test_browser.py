@@ -21,7 +21,8 @@ from tailrl.diagnosis.change import change_html, compare
 from tailrl.diagnosis.diagnosis import diagnose_parts
 from tailrl.diagnosis.log import pack
 from tailrl.diagnosis.page import html_page
-from tailrl.report.study import CAPTIONS, write_paper, write_report
+from tailrl.reports.overview.all_studies import write_all_studies
+from tailrl.reports.overview.study import write_report
 
 ROOT = Path(__file__).parents[2]
 
@@ -94,7 +95,7 @@ def test_the_answer_of_a_diagnosis_is_on_the_first_screen(width: int, tmp_path: 
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page over the published studies."""
     out = tmp_path_factory.mktemp("paper")
-    write_paper([ROOT / "docs" / "results"], CAPTIONS, out)
+    write_all_studies([ROOT / "docs" / "results"], out)
     return out / "index.html"
 
 

@@ -141,7 +141,7 @@ def make_disturbed(folder: Path) -> Disturbed:
 
 def write_state(run: Path, step: int, process: int) -> None:
     (run / "checkpoints").mkdir(exist_ok=True)
-    (run / "checkpoints" / f"step-{step:08d}-0-0.safetensors").touch()
+    (run / "checkpoints" / f"step-{step:08d}-0-0").mkdir()
     (run / "checkpoints" / "lock").write_text(f"{process} on node1\n")
 
 
@@ -241,7 +241,7 @@ def test_what_a_training_job_does_shows_in_its_files(tmp_path: Path) -> None:
         metrics.touch()
         os.utime(lock, (200, 200))
         assert stage() == "training"
-        (run / "checkpoints" / "writing.safetensors").touch()
+        (run / "checkpoints" / "writing-parts").mkdir()
         assert stage() == "checkpoint"
         lock.write_text("1\n")
         metrics.touch()

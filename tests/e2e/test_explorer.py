@@ -21,8 +21,8 @@ from tailrl.diagnosis.causes import Cause
 from tailrl.diagnosis.diagnosis import Diagnosis
 from tailrl.diagnosis.log import LoggedRow, pack
 from tailrl.objective.corrections import correct
-from tailrl.pages import explorer
-from tailrl.report.study import write_report
+from tailrl.page_parts import explorer
+from tailrl.reports.overview.study import write_report
 
 pytestmark = needs_browser
 

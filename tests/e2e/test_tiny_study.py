@@ -11,10 +11,8 @@ import pytest
 import yaml
 from slow_cases import slow_but
 from study_fixture import SECRETS, TINY, Workflow
-from wandb_server import serving
 
-from tailrl.tracking.metrics import METRICS, SCORE
-from tailrl.tracking.wandb_dashboard import STATE
+from tailrl.tracking.metrics import METRICS
 
 pytestmark = pytest.mark.vllm
 
@@ -149,28 +147,6 @@ def test_wandb_can_read_its_mirror(finished: Workflow, results: Path, which: tup
         assert value is None or record["summary"][name] == pytest.approx(value), name
 
 
-@pytest.mark.slow
-def test_online_the_server_has_the_scores_the_workspace_and_the_report(finished: Workflow, results: Path) -> None:
-    """By a server of the tests; one that cannot be reached costs a warning, and neither makes anything stale."""
-    state = results / STATE
-    with serving() as server:
-        given = (f"WANDB_BASE_URL={server.url}", "WANDB_MODE=online", f"HOME={finished.folder}", "NETRC=none")
-        online = ("env", *given, "snakemake", "--cores", "2", "--configfile", TINY)
-        made = finished.run(*online)
-        assert made.returncode == 0 and "workspace: http" in made.stdout + made.stderr, made.stderr
-        assert {view["type"] for view in server.views.values()} == {"project-view", "runs"}
-        scores = {name: summary[SCORE] for name, summary in server.summaries.items()}
-        assert len(scores) == len(RUNS) and all(0 <= score <= 1 for score in scores.values())
-        assert "Nothing to be done" in finished.run(*online).stderr
-        state.unlink()
-        server.fault = "garbage"
-        failed = finished.run(*online)
-    assert failed.returncode == 0
-    assert (failed.stdout + failed.stderr).count("tailrl: warning: W&B lacks the dashboard (") == 1
-    assert finished.plan() == []
-    state.unlink()
-
-
 def test_no_secret_is_left_in_any_file(finished: Workflow) -> None:
     """Results, logs, W&B's files, Snakemake's own records."""
     files = [path for path in finished.folder.rglob("*") if path.is_file()]
@@ -191,9 +167,9 @@ def test_a_finished_study_computes_nothing_again(finished: Workflow, results: Pa
 
 
 AFTER_EDITS = {
-    "report/figures.py": REPORTED,
-    "../report/kept.rst": REPORTED,
-    "report/templates/summary.md.j2": REPORTED,
+    "reports/mismatch/page.py": REPORTED,
+    "reports/mismatch/kept.rst": REPORTED,
+    "reports/overview/summary.md.j2": REPORTED,
     "evaluation/model_card.md.j2": [],
     "objective/loss.py": [*TRAINED, *EVALUATED[1:], *REPORTED],
     "rollout/vllm/engine.py": [*TRAINED, *EVALUATED, *REPORTED],
@@ -203,7 +179,7 @@ AFTER_EDITS = {
     "training/base_policy.py": ["base policy", *TRAINED, *EVALUATED, *REPORTED],
     "cli/jobs.py": [],
 }
-FAST = ("report/templates/summary.md.j2", "objective/loss.py", "rollout/transformers.py", "evaluation/evaluate.py")
+FAST = ("reports/overview/summary.md.j2", "objective/loss.py", "rollout/transformers.py", "evaluation/evaluate.py")
 
 
 @pytest.mark.parametrize("edited", slow_but(FAST, AFTER_EDITS))

@@ -14,14 +14,14 @@ from bad_results import EVALUATION, HOME, METRICS, RUN, STUDY, TOKENS, write_sma
 from kinds import Case, Kind
 from mutations import mutated, mutated_bytes, to_json
 
-from tailrl.analysis import arm_pairs
-from tailrl.analysis.scores import compare_arms, gains_over_base
 from tailrl.artifacts.results import read_results
 from tailrl.artifacts.tokens import read_token_arrays
-from tailrl.claims.evidence import read_shown
-from tailrl.claims.study import judge
-from tailrl.report.paper import claims_page
-from tailrl.report.summary import summarize
+from tailrl.reports import arm_pairs
+from tailrl.reports.overview.all_studies import claims_page
+from tailrl.reports.overview.evidence import read_answers
+from tailrl.reports.overview.summary import summarize
+from tailrl.reports.overview.verdicts import judge
+from tailrl.reports.scores.numbers import compare_arms, gains_over_base
 
 MANIFESTS = (f"{HOME}/manifest.json", "eval/a.manifest.json")
 CLAIMS = "tables/claims.csv"
@@ -86,7 +86,7 @@ def _other(name: str, rng: Random) -> str:
 def read(folder: Path, name: str) -> None:
     """As a report does, up to its words, and as the page over all studies reads a table of claims."""
     if name == CLAIMS:
-        claims_page(read_shown([folder.parent]), folder)
+        claims_page(read_answers([folder.parent])[1], folder)
         return
     if name not in MANIFESTS:
         vouch_again(folder / name)

@@ -17,7 +17,7 @@ from mutations import HOSTILE, mutated, mutated_bytes, to_json
 from tailrl.config.load import parse_settings, parse_study, read_config, read_study
 from tailrl.config.study import Study
 from tailrl.planning.machine import read_machine
-from tailrl.planning.page import plan_page
+from tailrl.planning.plan import plan_page
 from tailrl.runtime.errors import StudyError
 
 ROOT = Path(__file__).parents[2]

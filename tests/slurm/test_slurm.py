@@ -109,7 +109,7 @@ class Study:
         """Of the runs that have a checkpoint and do train now, the one that has most still to do."""
         found = []
         for number, job in self.cluster.jobs().items():
-            run = job["Comment"].removeprefix("rule_train_wildcards_")
+            run = job["Comment"].removeprefix("rule_train_wildcards_slurm_")
             if run in RUNS and job["JobState"] == "RUNNING" and (step := self.step(run)):
                 found.append(Blow("", run, number, job["NodeList"], step))
         return min(found, key=lambda blow: blow.step, default=None)
@@ -235,7 +235,7 @@ def test_jobs_ask_for_what_the_profile_says(study: Study) -> None:
         assert rule is not None
         of_job = job["NumCPUs"], job["MinMemoryNode"], job["TimeLimit"], job.get("TresPerJob", "")
         asked.setdefault(rule[1], set()).add(of_job)
-    assert asked.keys() == {"problems", "policy", "train", "evaluate", "summarise", "html"}
+    assert asked.keys() == {"problems", "policy", "train", "evaluate", "summarise"}
     settings = read_study(study.folder / "changed.yaml")
     sizes = {
         "train": training_request(settings, settings.run("naive"), 1),

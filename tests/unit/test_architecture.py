@@ -24,12 +24,12 @@ HOMES = {
         f"rollout.vllm.{name}" for name in ("engine", "experts", "layers", "processor", "processor_v2", "quantization")
     ],
     "lm_eval": ["evaluation.evaluate", "evaluation.harness", "tasks.lm_eval"],
-    "wandb": ["curves.history", "tracking.wandb_dashboard", "tracking.wandb_mirror"],
-    "wandb_workspaces": ["tracking.wandb_dashboard"],
+    "wandb": ["curves.history", "tracking.wandb_mirror", "tracking.wandb_workspace"],
+    "wandb_workspaces": ["tracking.wandb_workspace"],
     "triton": ["kernels.triton_kernels", "objective.noise_kernel"],
     "trl": ["integrations.trl.base"],
 }
-WITHOUT_TORCH = ("config", "tasks", "tracking", "artifacts", "stats", "analysis", "pages", "claims", "report", "cli")
+WITHOUT_TORCH = ("config", "tasks", "tracking", "artifacts", "stats", "page_parts", "claims", "reports", "cli")
 
 
 def module_name(file: Path) -> str:
@@ -96,7 +96,7 @@ def test_torch_is_not_everywhere() -> None:
 
 def test_the_report_and_the_command_line_run_without_torch() -> None:
     script = (
-        "import sys, tailrl.cli, tailrl.report.study, tailrl.tasks; "
+        "import sys, tailrl.cli, tailrl.reports.overview.study, tailrl.tasks; "
         "heavy = {'torch', 'transformers', 'vllm', 'lm_eval', 'wandb', 'datasets'}; "
         "print(*sorted(heavy & sys.modules.keys()))"
     )
@@ -116,4 +116,4 @@ def test_html_is_escaped_by_templates_alone() -> None:
     assert len(templates) > 10
     assert not [path for path in templates if re.search(r"\|\s*safe|autoescape|&(lt|gt|amp);", path.read_text("utf-8"))]
     marked = {module for module in MODULES if any(name == "markupsafe.Markup" for name, _ in imports(module))}
-    assert marked == {"pages.markdown", "report.page", "report.svg"}
+    assert marked == {"page_parts.markdown", "reports.page", "reports.svg"}

@@ -19,7 +19,7 @@ from tailrl.cli.values import seed_and_folder
 from tailrl.config.jobs import Problems
 from tailrl.config.load import parse_study, read_study
 from tailrl.config.tasks.arithmetic import ArithmeticTask
-from tailrl.report.metrics import metrics_page
+from tailrl.reports.metrics.page import metrics_page
 from tailrl.tasks.problem import Problem, write_problems
 
 ROOT = Path(__file__).parents[2]

@@ -105,13 +105,13 @@ def test_the_trainer_like_loop_accumulates_batch_loss(tmp_path: Path) -> None:
 
 def test_metrics_by_hand() -> None:
     """Two responses: one with a token outside and vetoed, one of ratio e^0.1."""
-    train_T = torch.tensor([-1.0, -math.inf, -2.0])
-    infer_T = torch.tensor([-1.0, -3.0, -2.1])
+    trainer_T = torch.tensor([-1.0, -math.inf, -2.0])
+    sampler_T = torch.tensor([-1.0, -3.0, -2.1])
     sequence_T = torch.tensor([0, 0, 1])
-    outside_T = train_T.isneginf()
-    delta_T = train_T.masked_fill(outside_T, 0.0) - infer_T
+    outside_T = trainer_T.isneginf()
+    delta_T = trainer_T.masked_fill(outside_T, 0.0) - sampler_T
     weights = losses.correct(delta_T, outside_T, sequence_T, 2, Correction(sequence="tis", veto=1e-4))
-    found = losses.loss_metrics(train_T, torch.tensor([0.9, 0.5, 0.7]).log(), infer_T, sequence_T, weights)
+    found = losses.loss_metrics(trainer_T, torch.tensor([0.9, 0.5, 0.7]).log(), sampler_T, sequence_T, weights)
     expected = [0.7, 1 / 3, 1.0, (0.0 + math.exp(0.1) - 1.1) / 2, math.exp(0.1) / 2, 0.0, 0.5]
     assert list(found.values()) == pytest.approx(expected, rel=1e-5)
 

@@ -17,7 +17,8 @@ from tailrl.runtime.errors import reason
 from tailrl.runtime.timeouts import last_lines
 
 ROOT = Path(__file__).parents[2]
-SOURCES = [file for folder in ("workflow", "benchmarks", "envs") for file in sorted((ROOT / folder).rglob("*.py"))]
+FOLDERS = ("workflow", "benchmarks", "exams", "tests/gpu", "envs")
+SOURCES = [file for folder in FOLDERS for file in sorted((ROOT / folder).rglob("*.py"))]
 RULES = sorted((ROOT / "workflow" / "rules").glob("*.smk"))
 
 # --- the source ----------------------------------------------------------------------------------------

@@ -10,11 +10,10 @@ import pytest
 from parts_fixture import IN_PARTS
 from study_fixture import ROOT, TINY, Workflow, copy_workflow
 
-from tailrl.claims.catalogue import STATEMENTS
-from tailrl.claims.evidence import COMMANDS
 from tailrl.config.load import read_study
 from tailrl.config.policy import MADE_MODELS
 from tailrl.config.study import Study
+from tailrl.reports.overview.evidence import command_of, read_made_for
 
 FILES = [*sorted((ROOT / "studies").glob("*.yaml")), *sorted((ROOT / "studies/search").glob("*.yaml"))]
 STUDIES: dict[str, Study] = {
@@ -83,7 +82,8 @@ def test_the_readme_of_studies_lists_every_study() -> None:
 
 def test_every_command_of_a_page_is_a_name() -> None:
     """The pages print `make NAME`: a study's name, or one of make's own."""
-    commands = {*COMMANDS.values(), *(statement.command for statement in STATEMENTS)}
+    made_for = read_made_for([ROOT / "docs/results"]).made_for
+    commands = {"make test", *(command_of(study) for study in made_for)}
     printed = {word for command in commands for word in command.removeprefix("make ").split()}
     assert len(printed) > 15
     assert printed - STUDIES.keys() <= {
@@ -149,6 +149,15 @@ def test_a_part_has_its_own_settings_in_its_own_folder(workflow: Workflow) -> No
     assert "train naive, seed 7 of tiny/few" in shown.stdout
 
 
+@pytest.mark.parametrize("file", ["train/extra/seed0/run.json", "eval/extra.json"])
+def test_a_file_of_an_arm_that_only_another_part_has(workflow: Workflow, file: str) -> None:
+    study = workflow.write_study({"parts": {"few": {}, "more": {"arms": {"extra": {}}}}, "ablations": {}})
+    ended = workflow.run("snakemake", "--dry-run", f"results/tiny/few/{file}", "--configfile", study)
+    assert ended.returncode != 0
+    assert "tiny/few has no 'extra'; it has " in output(ended)
+    assert "KeyError" not in output(ended)
+
+
 @pytest.mark.slow  # the tests above
 def test_what_is_published_is_pooled_from_there(workflow: Workflow) -> None:
     """Parts that are here come first."""
@@ -201,12 +210,6 @@ def test_the_workflow_is_a_module_of_another_one(workflow: Workflow) -> None:
     assert planned(workflow, *words)["train"] == 4
     ended = workflow.run("snakemake", "--cores", "1", "results/tiny/data/train.jsonl", *words)
     assert ended.returncode == 0, output(ended)
-
-
-@pytest.mark.slow  # `test_staleness.py` has a study with a dashboard
-def test_a_dashboard_is_of_what_trains(workflow: Workflow) -> None:
-    ended = workflow.run("snakemake", "--dry-run", "--configfile", "studies/flips.yaml", WANDB_MODE="online")
-    assert ended.returncode == 0 and not re.search(r"^train +\d", output(ended), re.MULTILINE), output(ended)
 
 
 def test_a_page_of_finished_parts_asks_for_no_job_of_theirs(workflow: Workflow) -> None:

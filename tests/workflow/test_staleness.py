@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from pages_fixture import blocks
-from study_fixture import PLANNED, ROOT, TINY, Workflow, copy_workflow
+from study_fixture import ROOT, TINY, Workflow, copy_workflow
 
 from tailrl.config.load import read_study
 
@@ -41,7 +41,7 @@ def test_every_rule_that_runs_code_compares_its_digest() -> None:
     rules = [
         rule for file in files for rule in re.split(r"^ *rule\b", file.read_text(encoding="utf-8"), flags=re.M)[1:]
     ]
-    coded = [rule for rule in rules if "tailrl job " in rule and "wandb_dashboard" not in rule]
+    coded = [rule for rule in rules if "tailrl job " in rule]
     assert len(coded) > 10
     assert [rule.splitlines()[0] for rule in coded if not re.search(r"^ +sources=", rule, re.M)] == []
 
@@ -189,16 +189,7 @@ def test_a_data_file_is_an_input(tmp_path: Path) -> None:
     assert workflow.plan(PROBLEMS, study=study) == ["problems of the study tiny"]
 
 
-# --- W&B ------------------------------------------------------------------------------------------------
-
-DASHBOARD = "W&B's workspace and report"
-ONLINE = {"WANDB_MODE": "online"}
-
-
-def planned_online(workflow: Workflow, **more: str) -> list[str]:
-    result = workflow.run("snakemake", "--dry-run", "--configfile", TINY, **ONLINE, **more)
-    assert result.returncode == 0, result.stderr
-    return sorted(PLANNED.findall(result.stdout + result.stderr))
+# --- moved results ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -217,24 +208,6 @@ def test_results_that_move_keep_their_times_or_are_touched(tmp_path: Path) -> No
     touched = copied.run("snakemake", "--touch", "--cores", "1", "--configfile", TINY)
     assert touched.returncode == 0, touched.stdout + touched.stderr
     assert copied.plan() == []
-
-
-def test_online_a_study_has_its_dashboard(finished: Workflow) -> None:
-    assert planned_online(finished) == [DASHBOARD], "and nothing of a finished study runs again"
-
-
-@pytest.mark.slow  # the test above
-def test_online_a_study_has_its_dashboard_once_and_offline_never(finished: Workflow) -> None:
-    assert planned_online(finished) == [DASHBOARD], "and nothing of a finished study runs again"
-    made = finished.folder / "results/tiny/wandb_dashboard.json"
-    made.write_text("{}")
-    touch = ("snakemake", "--touch", "--forceall", "--cores", "1", "--configfile", TINY)
-    assert finished.run(*touch, **ONLINE).returncode == 0
-    assert planned_online(finished) == []
-    assert planned_online(finished, WANDB_PROJECT="other") == [DASHBOARD]
-    assert finished.plan() == []
-    made.unlink()
-    assert finished.plan() == []
 
 
 # --- the guides of docs/how-to/your-task.md -----------------------------------------------------------

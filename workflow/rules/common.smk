@@ -15,10 +15,12 @@ from tailrl.cli import OFFER
 from tailrl.config.jobs import PolicyFile
 from tailrl.config.load import NOTE, merged, own_results, parse_study, read_config
 from tailrl.config.policy import MADE_MODELS
-from tailrl.config.source_files import digest_of_files, job_files
+from tailrl.config.source_files import PACKAGE, digest_of_files, job_files
 from tailrl.config.study import BASE_ARM, WILDCARD
 from tailrl.config.training import without_operational
 from tailrl.planning.formats import without_lacking
+from tailrl.reports import distributions
+from tailrl.reports.figures import FIGURES, SNAPSHOT_FIGURES, TABLES, caption_file
 from tailrl.runtime.atomic_files import forget_finished, hold, write_whole
 from tailrl.runtime.devices import attached, cpu_flags, visible
 from tailrl.runtime.errors import StudyError, reason, say
@@ -55,7 +57,6 @@ except StudyError as error:
 R = "results/{study}"
 # Behind a job's message: which part it is of.
 OF_PART = " of {wildcards.study}" if whole.parts else ""
-online = os.getenv("WANDB_MODE") == "online"
 # The untrained policy's evaluations, by the names of their files.
 untrained = {
     name: {BASE_ARM: study.evaluation, **study.baseline_evaluations()}
@@ -76,8 +77,16 @@ def study_of(wildcards):
     return studies[wildcards.study]
 
 
+# A file can be asked for whose arm, engine or ablation only another part has.
+def in_part(settings, wildcards, name):
+    if name not in settings:
+        there = f"; it has {', '.join(settings)}" if settings else ""
+        raise WorkflowError(f"{wildcards.study} has no {name!r}{there}")
+    return settings[name]
+
+
 def run_of(wildcards):
-    return runs[wildcards.study][wildcards.arm]
+    return in_part(runs[wildcards.study], wildcards, wildcards.arm)
 
 
 MODEL_FILES = (
@@ -93,8 +102,6 @@ MODEL_FILES = (
 pins = os.getenv("PINS") or f"envs/{'gpu' if attached() else 'cpu'}.txt"
 conda_env = str(Path(home, pins).resolve().with_suffix(".yaml"))
 conda_env = conda_env.replace("{", "{{").replace("}", "}}")
-
-REPORT_FILES = job_files("report")
 
 
 # The source files of a job, for `params`, by their digest when the rules were read: Snakemake tracks no imported code, and
@@ -218,8 +225,14 @@ def evaluation_files(wildcards):
     return job_files("evaluate", study_of(wildcards).evaluation)
 
 
+def ablated_results(wildcards):
+    study = study_of(wildcards)
+    in_part(study.ablations, wildcards, wildcards.ablation)
+    return arm_results(wildcards.study, study.ablation_arms(wildcards.ablation))
+
+
 def seeds_of(wildcards):
-    return seeds[wildcards.study][wildcards.arm]
+    return in_part(seeds[wildcards.study], wildcards, wildcards.arm)
 
 
 def gradients_of(wildcards):
@@ -227,7 +240,9 @@ def gradients_of(wildcards):
 
 
 def comparison_of(wildcards):
-    return study_of(wildcards).compared(wildcards.engine)
+    study = study_of(wildcards)
+    in_part(study.distributions.engines, wildcards, wildcards.engine)
+    return study.compared(wildcards.engine)
 
 
 def trainers_own(wildcards):
@@ -241,6 +256,11 @@ def engines_of(wildcards):
 def known_claims(wildcards):
     roots = (Path("results"), home / "docs/results")
     return [str(path) for root in roots for path in sorted(root.glob("**/*claims.csv"))]
+
+
+# Captions lie beside the code that draws, in the topics' folders.
+def caption_of(name):
+    return f"../{caption_file(name).relative_to(PACKAGE.parent)}"
 
 
 def in_each(file):

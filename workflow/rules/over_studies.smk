@@ -14,7 +14,8 @@ rule overview:
         conda_env
     params:
         roots=["results", str(home / "docs/results")],
-        sources=sources([*REPORT_FILES, *sorted(home.glob("workflow/report/*.rst"))]),
+        made_for=digest_of_files([str(home / "docs/results/made_for.yaml")]),
+        sources=sources(job_files("overview")),
         out=subpath(output.page, parent=True),
     message:
         "page over all studies\nlog: {log}"

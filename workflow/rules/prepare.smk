@@ -56,7 +56,7 @@ rule policy:
 # A pretrained model that comes as a package, as the folder that SmolLM2's studies name.
 rule smollm2_model:
     input:
-        script=ancient(home / "benchmarks/smollm2.py"),
+        script=ancient(home / "workflow/scripts/smollm2.py"),
         pins=ancient(home / "envs/bench.txt"),
     output:
         [f"results/models/{{model}}/{file}" for file in MODEL_FILES],

@@ -44,7 +44,7 @@ rule gradient_page:
         conda_env
     params:
         results=subpath(input.qualities, parent=True),
-        sources=sources(REPORT_FILES),
+        sources=sources(job_files("gradient_page")),
         out=subpath(output.table, parent=True),
     message:
         "table and figure of the gradient estimators\nlog: {log}"
@@ -86,9 +86,6 @@ rule compare:
         )
 
 
-FLIP_TABLES = ("flips_by_layer.csv", "flips_by_margin.csv", "flips_by_problem.csv.gz")
-
-
 rule distribution_page:
     input:
         compared=lambda wildcards: [
@@ -100,13 +97,8 @@ rule distribution_page:
         tables=[
             f"{R}/distributions/{table}"
             for table in (
-                "distributions.csv",
-                "safe_sets.csv",
-                "probability.csv",
-                "histograms.csv",
-                "signature.csv",
-                "claims.csv",
-                *(FLIP_TABLES if says_experts else ()),
+                *distributions.TABLES,
+                *(distributions.FLIP_TABLES if says_experts else ()),
             )
         ],
         text=f"{R}/distributions/distributions.md",
@@ -117,7 +109,7 @@ rule distribution_page:
     conda:
         conda_env
     params:
-        sources=sources(REPORT_FILES),
+        sources=sources(job_files("distribution_page")),
         engines=lambda wildcards: [
             f"--engine={engine}" for engine in engines_of(wildcards)
         ],

@@ -1,9 +1,8 @@
 # Tables, figures and pages of a study or of one of its parts, and the page over its parts.
 
-FIGURES = ["evaluation", "training", "survival", "mismatch", "delta", "kept", "time"]
-FIGURES += ["figure1"] if has_snapshots else []
-
-CAPTIONS = [home / f"workflow/report/{figure}.rst" for figure in FIGURES]
+drawn = [*FIGURES, *(SNAPSHOT_FIGURES if has_snapshots else ())]
+tables = [*TABLES, *(f"{figure}.csv" for figure in drawn if figure not in FIGURES)]
+SHOWN = ("evaluation.csv", "differences.csv", "claims.csv", "survival.csv")
 
 
 rule summarise:
@@ -12,7 +11,7 @@ rule summarise:
     output:
         page=report(
             f"{R}/summary.html",
-            caption="../report/summary.rst",
+            caption=caption_of("summary"),
             category="Summary",
             labels={"study": "{study}"},
         ),
@@ -20,39 +19,22 @@ rule summarise:
         figures=[
             report(
                 f"{R}/figures/{figure}.svg",
-                caption=f"../report/{figure}.rst",
+                caption=caption_of(figure),
                 category="Figures",
                 labels={"study": "{study}", "figure": figure},
             )
-            for figure in FIGURES
+            for figure in drawn
         ],
         tables=[
             report(
-                f"{R}/tables/{table}.csv",
-                caption=f"../report/{table}.rst",
+                f"{R}/tables/{table}",
+                caption=caption_of(Path(table).stem),
                 category="Tables",
-                labels={"study": "{study}", "table": table},
+                labels={"study": "{study}", "table": Path(table).stem},
             )
-            for table in ("evaluation", "differences", "claims", "survival")
+            for table in SHOWN
         ],
-        more_tables=[
-            f"{R}/tables/{table}.csv"
-            for table in (
-                "policies",
-                "arms",
-                "first_k3",
-                "k3_ratios",
-                "flips",
-                "responses",
-                "course",
-                *(
-                    figure
-                    for figure in FIGURES
-                    if figure not in ("evaluation", "survival")
-                ),
-            )
-        ],
-        each=[f"{R}/tables/{table}.csv.gz" for table in ("problems", "rewards")],
+        more_tables=[f"{R}/tables/{table}" for table in tables if table not in SHOWN],
     log:
         f"{R}/logs/summarise.log",
     conda:
@@ -60,7 +42,7 @@ rule summarise:
     params:
         study=in_file(compared(summarised)),
         compared=compared(summarised),
-        sources=sources([*REPORT_FILES, *CAPTIONS]),
+        sources=sources(job_files("summarise")),
         results=subpath(output.summary, parent=True),
     message:
         f"tables, figures and summary{OF_PART}\nlog: {{log}}"
@@ -70,9 +52,7 @@ rule summarise:
 
 rule ablation:
     input:
-        results=lambda wildcards: arm_results(
-            wildcards.study, study_of(wildcards).ablation_arms(wildcards.ablation)
-        ),
+        results=ablated_results,
     output:
         table=f"{R}/ablations/{{ablation}}.md",
         page=f"{R}/ablations/{{ablation}}.html",
@@ -91,7 +71,7 @@ rule ablation:
     params:
         study=in_file(compared(reported)),
         compared=compared(reported),
-        sources=sources(REPORT_FILES),
+        sources=sources(job_files("ablation")),
         results=subpath(output.table, ancestor=2),
     message:
         f"table and figure of the ablation {{wildcards.ablation}}{OF_PART}\nlog: {{log}}"
@@ -129,40 +109,9 @@ if whole.pooled:
             parts=lambda wildcards: [
                 f"--part={folder}" for folder in folders_to_pool(wildcards)
             ],
-            sources=sources(REPORT_FILES),
+            sources=sources(job_files("pool")),
             out=subpath(output[0], parent=True),
         message:
             f"page over the parts of {whole.name} ({{wildcards.which}})\nlog: {{log}}"
         shell:
             "tailrl job pool --study {params.study:q} {params.parts:q} --out {params.out:q} 2> {log:q}"
-
-
-# The parts whose policies are trained.
-reporting = [name for name, study in studies.items() if "report" in study.pages]
-
-
-# Online it is part of the study, and renews what it made. Offline it has no output: what it says is for the terminal.
-rule dashboard:
-    input:
-        pages=[f"results/{name}/summary.html" for name in reporting],
-    output:
-        (
-            [update(f"results/{name}/wandb_dashboard.json") for name in reporting]
-            if online
-            else []
-        ),
-    log:
-        f"results/{whole.name}/logs/dashboard.log",
-    localrule: True
-    conda:
-        conda_env
-    params:
-        place=json.dumps(
-            {name: os.environ.get(name) for name in ("WANDB_PROJECT", "WANDB_ENTITY")}
-        ),
-        command=["job", "dashboard", "--results"] if online else ["dashboard"],
-        results=[f"results/{name}" for name in reporting],
-    message:
-        "W&B's workspace and report\nlog: {log}"
-    shell:
-        "for folder in {params.results:q}; do tailrl {params.command:q} $folder; done 2> >(tee {log:q} >&2)"

@@ -5,7 +5,7 @@ What is public here is imported when it is first asked for; `import tailrl` alon
 Objective       safe_set, token_logprobs: the safe set of a row of logits, and log-probs constrained to it
                 constrained_logprobs: the same from hidden states and the head's weight, chunk by chunk
                 ESTIMATORS: advantages (RLOO, REINFORCE, GRPO); correct: importance weights and masks (MIS, TIS, ...)
-                batch_loss: the loss of a padded batch and its mask; surrogate: of packed tokens
+                batch_loss: the loss of a padded batch and its mask; LossInputs, loss, surrogate: of packed tokens
                 log_ratio_metrics: k1, k3, perplexities, chi-squared, ...; tailrl.losses has all of these and more
                 Disturbance, disturb: a mismatch of a known size, put on logits
 Settings        read_study, Study, Arm, Vocabulary, Correction, Clip, SamplerSettings, Training
@@ -28,7 +28,7 @@ _MODULES = {
     "kernels.logprobs": ("constrained_logprobs",),
     "objective.advantages": ("ESTIMATORS",),
     "objective.corrections": ("correct",),
-    "objective.loss": ("surrogate",),
+    "objective.loss": ("LossInputs", "loss", "surrogate"),
     "objective.batch": ("batch_loss",),
     "objective.diagnostics": ("log_ratio_metrics",),
     "objective.disturbance": ("disturb",),

@@ -21,6 +21,8 @@ from tailrl.objective.batch import batch_loss as batch_loss
 from tailrl.objective.corrections import correct as correct
 from tailrl.objective.diagnostics import log_ratio_metrics as log_ratio_metrics
 from tailrl.objective.disturbance import disturb as disturb
+from tailrl.objective.loss import LossInputs as LossInputs
+from tailrl.objective.loss import loss as loss
 from tailrl.objective.loss import surrogate as surrogate
 from tailrl.objective.safe_set import safe_set as safe_set
 from tailrl.objective.safe_set import token_logprobs as token_logprobs

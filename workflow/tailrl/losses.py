@@ -3,14 +3,22 @@
 Of T packed tokens of N responses:
 
     scored = constrained_logprobs(hidden_TH, head.weight, tokens_T, "min_p", log_rho, temperature)
-    result = surrogate(scored, logp_infer_T, advantage_T, sequence_T, N, N, Correction(sequence="mis"), None)
-    result.loss.backward()
-    metrics = loss_metrics(scored.in_set(), scored.log_kept_T, logp_infer_T, sequence_T, result.weights)
+    inputs = LossInputs(
+        trainer=scored,
+        logp_sampler_T=logp_sampler_T,
+        advantage_T=advantage_T,
+        sequence_T=sequence_T,
+        sequences=N,
+        denominator=N,
+    )
+    outputs = loss(inputs, correction=Correction(sequence="mis"))
+    outputs.loss.backward()
+    metrics = outputs.metrics
 
 `constrained_logprobs` is from hidden states and the head's weight, chunk by chunk, and `token_logprobs` from logits.
-`correct` makes importance weights and masks alone, `surrogate` the loss of packed tokens, `batch_loss` that of a padded
-batch of logits with a mask. `log_ratio_metrics` has k1, k3 and more, `ESTIMATORS` the advantages. examples/loops/ has
-whole loops.
+`correct` makes importance weights and masks alone, `loss` the loss of packed tokens, and `batch_loss` that of a padded
+batch of logits with a mask; `surrogate` is an older form of `loss`. `log_ratio_metrics` has k1, k3 and more,
+`ESTIMATORS` the advantages. examples/loops/ has whole loops.
 """
 
 from tailrl.runtime.extras import not_installed
@@ -23,7 +31,7 @@ try:
     from tailrl.objective.batch import batch_loss
     from tailrl.objective.corrections import Weights, correct
     from tailrl.objective.diagnostics import log_ratio_metrics, loss_metrics
-    from tailrl.objective.loss import Surrogate, surrogate
+    from tailrl.objective.loss import LossInputs, LossOutputs, Surrogate, loss, surrogate
     from tailrl.objective.safe_set import TokenLogprobs, safe_set, token_logprobs
 except ModuleNotFoundError as error:
     raise ImportError(not_installed(error, "tailrl.losses") or str(error)) from error
@@ -32,6 +40,8 @@ __all__ = [
     "Clip",
     "Correction",
     "ESTIMATORS",
+    "LossInputs",
+    "LossOutputs",
     "Surrogate",
     "TokenLogprobs",
     "Vocabulary",
@@ -40,6 +50,7 @@ __all__ = [
     "constrained_logprobs",
     "correct",
     "log_ratio_metrics",
+    "loss",
     "loss_metrics",
     "safe_set",
     "surrogate",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from docsite.markdown import filtered, plain, table
 from tailrl.claims.catalogue import words_of
-from tailrl.claims.evidence import Answer, answers, read_shown
+from tailrl.reports.overview.evidence import Answer, made_for, read_answers
 
 CAUSES = {
     "matched control": "matched control: no mismatch",
@@ -51,17 +51,13 @@ def with_table(text: str, root: Path) -> str:
 def claims_table(results: Path) -> str:
     """A row for each statement, claim, cause and verdict, by the published results."""
     rows = []
-    found = answers(read_shown([results]))
+    found = read_answers([results])[1]
     for _, of_claim in itertools.groupby(found, key=lambda answer: (answer.statement.id, answer.claim)):
-        lines = made_for(list(of_claim))
+        every = list(of_claim)
+        lines = made_for(every) or every
         for key in dict.fromkeys((cause(line), line.verdict) for line in lines):
             rows.append(_row([line for line in lines if (cause(line), line.verdict) == key]))
     return table(HEADER, rows)
-
-
-def made_for(lines: Sequence[Answer]) -> Sequence[Answer]:
-    """The lines of the study made for the statement, or all where there is none."""
-    return [one for one in lines if one.study and one.study.command == one.statement.command] or lines
 
 
 def cause(answer: Answer) -> str:

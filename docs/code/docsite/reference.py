@@ -6,7 +6,7 @@ from docsite.api import api_page
 from docsite.commands import commands_page
 from docsite.corrections import corrections_page
 from docsite.schema import diagnosis_page, schema_page
-from tailrl.report.metrics import metrics_page
+from tailrl.reports.metrics.page import metrics_page
 
 PAGES = tuple(f"reference/{name}.md" for name in ("study", "metrics", "cli", "api", "corrections", "diagnosis"))
 """Their places in docs/; other pages may link to them."""

@@ -13,7 +13,7 @@ from findings.lookups import floor, k3, over_one_minus_p, rate, run_of, score
 from findings.number import Number
 from tailrl.artifacts.tables import Row
 from tailrl.config.load import read_yaml
-from tailrl.report.axes import (
+from tailrl.reports.axes import (
     ARM_COLOURS,
     BLACK,
     BLUE,

@@ -14,17 +14,18 @@ from functools import cache
 from pathlib import Path
 
 from findings.number import Number
-from tailrl.analysis.format import scientific, short
 from tailrl.artifacts.claims import Verdict, read_verdicts
 from tailrl.artifacts.files import read_text
 from tailrl.artifacts.tables import read_csv
 from tailrl.claims.catalogue import STATEMENTS, Statement
-from tailrl.claims.evidence import SEARCH, Shown, answers, command_of, read_shown, verdicts_of_statements
 from tailrl.claims.finding import CONTRADICTED
 from tailrl.config.jobs import Run
 from tailrl.config.load import read_study
+from tailrl.config.results import whole_and_part
 from tailrl.config.sampler import VllmSettings
 from tailrl.config.study import BASE_ARM, Study
+from tailrl.page_parts.number_text import scientific, short
+from tailrl.reports.overview.evidence import SEARCH, Shown, command_of, read_answers, read_shown, verdicts_of_statements
 from tailrl.runtime.errors import StudyError
 from tailrl.stats.intervals import mean_interval
 
@@ -197,7 +198,7 @@ def speaking(name: str, arms: str) -> list[str]:
 
 def contradicted() -> list[Statement]:
     """Statements and expected answers that the studies made for them contradict, at least in part."""
-    verdicts = verdicts_of_statements(answers(shown()))
+    verdicts = verdicts_of_statements(read_answers([RESULTS])[1])
     return [statement for statement in STATEMENTS if CONTRADICTED in verdicts.get(statement.id, "")]
 
 
@@ -273,7 +274,7 @@ def samples(study: str) -> int:
 
 def endpoints(studies: Sequence[str]) -> dict[str, str]:
     """The endpoints that the studies' files fix, by study; of a part, that of its study."""
-    wholes = {name: settings_of(name) for name in dict.fromkeys(study.partition("/")[0] for study in studies)}
+    wholes = {name: settings_of(name) for name in dict.fromkeys(whole_and_part(study)[0] for study in studies)}
     return {name: study.endpoint.removesuffix(".") for name, study in wholes.items() if study.endpoint}
 
 
@@ -383,7 +384,7 @@ def _file(study: str) -> Path:
     """The study's file; of a part, that of its study."""
     if study == "default":
         return ROOT / "config.yaml"
-    name = study.partition("/")[0]
+    name, _ = whole_and_part(study)
     return ROOT / (
         f"studies/search/{name.removeprefix(SEARCH)}.yaml" if name.startswith(SEARCH) else f"studies/{name}.yaml"
     )

@@ -4,7 +4,7 @@ import math
 import re
 from dataclasses import dataclass
 
-from tailrl.analysis.format import p_value, short
+from tailrl.page_parts.number_text import p_value, short
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 from artifacts_fixture import edit, policy_of, record_of, tokens_of, vouch_again, write_job, write_scores
 
-from tailrl.analysis.describe import what_ran
-from tailrl.analysis.scores import policy_scores
 from tailrl.artifacts.evaluation import manifest_of, read_evaluation
 from tailrl.artifacts.manifest import MANIFEST, files_in, read_manifest, write_manifest
 from tailrl.artifacts.metrics import metrics_line, read_metrics, read_steps
@@ -21,6 +19,8 @@ from tailrl.artifacts.results import read_results
 from tailrl.artifacts.tokens import ARRAYS, read_token_arrays, read_tokens, write_tokens
 from tailrl.config.load import parse_study
 from tailrl.config.study import Study
+from tailrl.reports.scores.numbers import policy_scores
+from tailrl.reports.what_ran import what_ran
 from tailrl.runtime.errors import StudyError
 
 UNMASKED = "rollout_corr_unmasked"
@@ -85,8 +85,8 @@ def test_tokens(tmp_path: Path) -> None:
     arrays = tokens_of([0, 10], logp_train=logp, logp_infer=logp * 2)
     tokens = read_tokens(tokens_in(tmp_path, arrays), {"train/step": np.arange(11.0)}, 10)
     np.testing.assert_array_equal(tokens.step_T, [0, 10])
-    np.testing.assert_array_equal(tokens.logp_train_T, [-1.5, -2.25])
-    np.testing.assert_array_equal(tokens.logp_infer_T, [-3.0, -4.5])
+    np.testing.assert_array_equal(tokens.logp_trainer_T, [-1.5, -2.25])
+    np.testing.assert_array_equal(tokens.logp_sampler_T, [-3.0, -4.5])
     found = read_token_arrays(tmp_path)
     assert list(found) == list(ARRAYS)
     for name, array in found.items():

@@ -10,7 +10,7 @@ from peer_sources import peers
 from peer_updates import ours_of_updates
 
 from tailrl.diagnosis.metrics import frameworks
-from tailrl.report.metrics import ALIASES
+from tailrl.reports.metrics.page import ALIASES
 from tailrl.tracking.metrics import CORR_VERL
 from tailrl.tracking.metrics import METRICS as LOGGED
 

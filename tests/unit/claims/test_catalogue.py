@@ -20,7 +20,6 @@ from pydantic import ValidationError
 from tailrl.claims import finding as finding_module
 from tailrl.claims.catalogue import CATALOGUE, SEVERAL, TEXTS, TRAINED_CLAIMS, Claim, claims_of
 from tailrl.claims.decide import TESTED, Line, Scope, decide
-from tailrl.claims.endpoints import MEASURES
 from tailrl.claims.finding import (
     ASIDE,
     CHANGES,
@@ -34,9 +33,9 @@ from tailrl.claims.finding import (
     fact,
     nothing,
 )
-from tailrl.claims.numbers import LOGARITHMS, NUMBERS
-from tailrl.claims.study import judge
 from tailrl.config.arm_kinds import KINDS
+from tailrl.reports.mismatch.run_numbers import LOGARITHMS, NUMBERS
+from tailrl.reports.overview.verdicts import MEASURES, judge
 
 ROOT = Path(__file__).parents[3]
 PUBLISHED = sorted((ROOT / "docs" / "results").glob("**/*claims.csv"))

@@ -10,13 +10,15 @@ import pytest
 from claims_fixture import DVP, EXACT, MATCHED, NAIVE, NOISE, around, line_of, made, results_of
 
 from tailrl.artifacts.claims import write_verdicts
-from tailrl.claims import catalogue, distributions, gradients
+from tailrl.claims import catalogue
 from tailrl.claims.catalogue import CATALOGUE, STATEMENTS, TEXTS, TRAINED_CLAIMS, words_of
 from tailrl.claims.decide import Line, Scope, decide
-from tailrl.claims.evidence import Shown, answers
 from tailrl.claims.finding import nothing
-from tailrl.claims.study import judge
-from tailrl.report.study import claims_page, read_shown
+from tailrl.reports.distributions import endpoints as distributions
+from tailrl.reports.gradients import endpoints as gradients
+from tailrl.reports.overview.all_studies import claims_page
+from tailrl.reports.overview.evidence import Shown, read_answers, read_shown
+from tailrl.reports.overview.verdicts import judge
 
 DOCS = Path(__file__).parents[3] / "docs"
 PUBLISHED = sorted((DOCS / "results").glob("**/*claims.csv"))
@@ -95,18 +97,19 @@ def test_other_words_change_no_verdict_and_no_matching(monkeypatch: pytest.Monke
         return read_shown([DOCS / "results"])
 
     def matched() -> list[tuple[str, ...]]:
-        found = answers(published())
+        _, found = read_answers([DOCS / "results"])
         named = [(a.study.name if a.study else "", a.line.id if a.line else "") for a in found]
         return [(a.statement.id, a.claim, a.verdict, a.words, *name) for a, name in zip(found, named, strict=True)]
 
     decided, lines = judge(results), matched()
-    page = claims_page(published(), DOCS)
+    page = claims_page(read_answers([DOCS / "results"])[1], DOCS)
     new = {claim: f"said otherwise, {place}" for place, claim in enumerate(TEXTS) if not claim.startswith("ablation.")}
     monkeypatch.setattr(catalogue, "TEXTS", {**TEXTS, **new})
     assert matched() == lines
     again = judge(results)
     assert [verdict.claim for verdict in again] == [new[verdict.id] for verdict in decided]
-    other, shown = claims_page(published(), DOCS), {line.claim for study in published() for line in study.claims}
+    other = claims_page(read_answers([DOCS / "results"])[1], DOCS)
+    shown = {line.claim for study in published() for line in study.claims}
     assert f"*{TEXTS['dvp.prop4_2.bound'].replace('|', chr(92) + '|')}*" in page
     assert f"*{new['dvp.prop4_2.bound']}*" in other and f"*{new['warning.*.collapse*']}*" in other
     assert shown - set(new.values()) == {claim for claim in shown if claim.startswith("ablation of ")}

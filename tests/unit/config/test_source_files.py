@@ -54,13 +54,13 @@ def names(*modules: str) -> set[str]:
 
 def test_the_files_of_modules() -> None:
     assert module_file("tailrl") == PACKAGE / "__init__.py"
-    assert module_file("tailrl.report") == PACKAGE / "report" / "__init__.py"
-    assert module_file("tailrl.analysis.tables") == PACKAGE / "analysis" / "tables.py"
+    assert module_file("tailrl.reports") == PACKAGE / "reports" / "__init__.py"
+    assert module_file("tailrl.reports.curves") == PACKAGE / "reports" / "curves.py"
     assert [module_file(name) for name in ("torch", "tailrl.nothing", "tailrl.config.study.Study")] == [None] * 3
 
 
 def test_the_data_of_a_package_counts_with_it() -> None:
-    assert "claims/catalogue/mismatch.yaml" in names("tailrl.report.study")
+    assert "claims/catalogue/mismatch.yaml" in names("tailrl.reports.overview.study")
     data = [file for file in relative(training_files("vllm")) if file.endswith(".yaml")]
     assert [file for file in data if file.startswith("config/")] == [], "presets are expanded before a job begins"
     assert {"tracking/metrics.yaml", "watch/alarms.yaml"} <= set(data)
@@ -93,7 +93,7 @@ def test_the_closure_follows_imports_and_lazy_imports() -> None:
     assert "rollout/vllm/layers.py" in names("tailrl.explanation.layers")  # imported inside a function
     assert {"__init__.py", "training/__init__.py", "objective/__init__.py"} <= found  # packages run too
     assert not found & {"cli/jobs.py", "evaluation/evaluate.py", "training/base_policy.py"}
-    assert not any(name.startswith("report/") for name in found)
+    assert not any(name.startswith("reports/") for name in found)
 
 
 @pytest.mark.parametrize("engine", OWN)
@@ -112,9 +112,14 @@ def test_no_run_depends_on_how_results_are_read_together() -> None:
 
 
 def test_the_templates_of_a_package_are_its_own() -> None:
-    found, templates = names("tailrl.report.paper"), "report/templates"
-    assert {f"{templates}/summary.md.j2", "pages/templates/page.html.j2", "pages/templates/page.css"} <= found
-    assert not any(templates in name for name in names("tailrl.training.loop", "tailrl.evaluation.evaluate"))
+    found = names("tailrl.reports.overview.study")
+    own = {f"reports/{file}" for file in ("overview/summary.md.j2", "overview/screen.css", "mismatch/kept.rst")}
+    assert own | {"page_parts/templates/page.html.j2", "page_parts/templates/page.css"} <= found
+    assert not any(name.endswith(".j2") for name in names("tailrl.training.loop", "tailrl.evaluation.evaluate"))
+    others = {"reports/gradients/page.md.j2", "reports/overview/all_studies.html.j2"}
+    assert not others & found and others <= names(
+        "tailrl.reports.gradients.page", "tailrl.reports.overview.all_studies"
+    )
 
 
 def test_several_modules_give_one_sorted_list() -> None:
@@ -130,7 +135,7 @@ def test_an_unknown_module_raises(name: str) -> None:
         source_files("tailrl.config.study", name)
 
 
-@pytest.mark.parametrize("module", ["tailrl.tasks.registry", "tailrl.report.study"])
+@pytest.mark.parametrize("module", ["tailrl.tasks.registry", "tailrl.reports.overview.study"])
 def test_python_loads_no_other_file(module: str) -> None:
     script = (
         f"import sys, {module}; print(*(m.__file__ for n, m in sys.modules.items() if n.split('.')[0] == 'tailrl'))"

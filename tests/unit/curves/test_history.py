@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tailrl.curves.history import History, read_address, read_all, read_history
-from tailrl.curves.names import Names, known_metric
+from tailrl.curves.names import KNOWN, Names
 from tailrl.curves.reading import own_names, read_curves, together
 from tailrl.curves.wandb_file import read_wandb_file
 from tailrl.runtime.errors import StudyError
@@ -205,12 +205,12 @@ def test_an_address_needs_a_run_and_a_key(monkeypatch: pytest.MonkeyPatch) -> No
     ],
 )
 def test_names_of_frameworks(name: str, framework: str, of: str) -> None:
-    metric = known_metric(name)
+    metric = KNOWN.metric(name)
     assert metric is not None and (metric.framework, metric.of) == (framework, of)
 
 
 def test_other_names_are_unknown() -> None:
-    assert known_metric("loss") is None and known_metric("xrollout_corr/k3_kl") is None
+    assert KNOWN.metric("loss") is None and KNOWN.metric("xrollout_corr/k3_kl") is None
 
 
 def test_a_wandb_run_may_have_a_dash_in_its_name(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_our_own_names_are_known_metrics() -> None:
         "train/ref/k3": None,
     }
     for name, of in names.items():
-        metric = known_metric(name)
+        metric = KNOWN.metric(name)
         assert (metric.of if metric else None) == of, name
 
 

@@ -10,7 +10,7 @@ from diagnosis_fixture import diagnosis_of, noisy, noisy_rows
 from tailrl.diagnosis import charts
 from tailrl.diagnosis.log import LoggedRow, pack
 from tailrl.diagnosis.measure import Measured
-from tailrl.pages.scales import Tick
+from tailrl.page_parts.scales import Tick
 
 
 def measured_of(rows: list[LoggedRow]) -> Measured:

@@ -68,9 +68,9 @@ def test_the_numbers_of_every_framework_against_loops(measured: Measured) -> Non
 
 def test_verls_numbers_are_those_of_training(measured: Measured) -> None:
     """Those that the training loop logs of the same tokens."""
-    train_T, infer_T = torch.tensor(TRAIN_T), torch.tensor(INFER_T)
+    trainer_T, sampler_T = torch.tensor(TRAIN_T), torch.tensor(INFER_T)
     sequence_T = torch.repeat_interleave(torch.arange(len(LENGTHS)), torch.tensor(LENGTHS))
-    ours = log_ratio_metrics(train_T, infer_T, sequence_T, len(LENGTHS))
+    ours = log_ratio_metrics(trainer_T, sampler_T, sequence_T, len(LENGTHS))
     ours |= verl_metrics(TRAIN_T - INFER_T, sequence_T.numpy(), len(LENGTHS), most=2.0, by_response=False)
     found = {one.name: one.value.mean for one in named_metrics(measured) if one.name.startswith("rollout_corr/")}
     assert len(found) == 10

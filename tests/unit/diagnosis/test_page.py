@@ -220,7 +220,7 @@ def test_the_terminal_is_short_and_says_where_the_page_is() -> None:
 
 
 def test_the_colours_are_those_of_the_report() -> None:
-    from tailrl.report.axes import ARM_COLOURS, DARK_COLOURS
+    from tailrl.reports.axes import ARM_COLOURS, DARK_COLOURS
 
     css = (page.Path(page.__file__).parent / "templates" / "diagnosis.css").read_text(encoding="utf-8")
     for scheme, colours in enumerate((ARM_COLOURS, DARK_COLOURS)):

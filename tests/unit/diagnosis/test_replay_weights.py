@@ -13,8 +13,9 @@ from pydantic import ValidationError
 from tailrl.config.arm import LIMITED, REMEDIES, Clip, Correction
 from tailrl.config.rejection import Rejection
 from tailrl.config.vocabulary import Vocabulary
+from tailrl.diagnosis.log import Log, LoggedRow, pack
 from tailrl.diagnosis.replay import catalogue
-from tailrl.diagnosis.replay_sums import SoundTokens
+from tailrl.diagnosis.replay_sums import moved
 from tailrl.diagnosis.replay_weights import ReplaySettings, token_weights
 from tailrl.objective.corrections import weigh
 from tailrl.objective.ratio_losses import RATIO_LOSSES, RatioTokens
@@ -26,37 +27,38 @@ NATS = [0.0, -1e-12, -1e-3, -0.1, -math.log(2), -math.log(5), -3.0, -9.3, -40.0,
 """Log-probs whose differences lie on thresholds, at zero, and beyond what an exponential holds."""
 
 
-def objective_weights(tokens: SoundTokens, settings: ReplaySettings) -> tuple[np.ndarray, np.ndarray] | None:
+def objective_weights(tokens: Log, settings: ReplaySettings) -> tuple[np.ndarray, np.ndarray] | None:
     """The weights and what `normalise` divides by, in float64 by torch; None: one overflows."""
     if isinstance(settings, Vocabulary):
-        pairs = ((tokens.train_T, tokens.train_top_T), (tokens.infer_T, tokens.infer_top_T))
+        pairs = ((tokens.recomputed_T, tokens.trainer_top_T), (tokens.sampler_T, tokens.sampler_top_T))
         sets = [
             safe_set(torch.from_numpy(np.stack([np.nan_to_num(top_T), logp_T], 1)), "min_p", settings.threshold(1))
             for logp_T, top_T in pairs
         ]
         return (sets[0] & sets[1])[:, 1].double().numpy(), np.ones(0)
-    sequence_T, infer_T, advantage_T, moved_T = (
-        torch.from_numpy(getattr(tokens, name)) for name in ("sequence_T", "infer_T", "advantage_T", "moved_T")
+    sequence_T, sampler_T, advantage_T = (
+        torch.from_numpy(getattr(tokens, name)) for name in ("sequence_T", "sampler_T", "advantage_T")
     )
-    delta_T = torch.from_numpy(tokens.train_T - tokens.infer_T)
+    moved_T = torch.from_numpy(moved(tokens))
+    delta_T = torch.from_numpy(tokens.recomputed_T - tokens.sampler_T)
     if isinstance(settings, Clip):
         sign_T = torch.where(advantage_T > 0, 1.0, -1.0).double()
         log_T = (delta_T + moved_T).requires_grad_()
         bounds = settings.bounds
         judged = RatioTokens(
-            log_T, log_T, sign_T, sequence_T, tokens.count, bounds, settings.limit, dual=settings.dual_bound
+            log_T, log_T, sign_T, sequence_T, len(tokens.start_S), bounds, settings.limit, dual=settings.dual_bound
         )
         term_T, _ = RATIO_LOSSES[settings.loss](judged)
         [gradient_T] = torch.autograd.grad(term_T.sum(), log_T)
         return ((gradient_T * sign_T).numpy(), np.ones(0)) if gradient_T.isfinite().all() else None
     try:
-        found = weigh(delta_T, moved_T, sequence_T, tokens.count, settings, infer_T, advantage_T)
+        found = weigh(delta_T, moved_T, sequence_T, len(tokens.start_S), settings, sampler_T, advantage_T)
     except NumericalError:
         return None
     return found.weight_T.numpy(), found.ratio_X.numpy()
 
 
-def assert_equal(tokens: SoundTokens, settings: ReplaySettings) -> None:
+def assert_equal(tokens: Log, settings: ReplaySettings) -> None:
     expected, found = objective_weights(tokens, settings), token_weights(tokens, settings)
     assert (found is None) == (expected is None), settings
     if found is None or expected is None:
@@ -69,25 +71,29 @@ def assert_equal(tokens: SoundTokens, settings: ReplaySettings) -> None:
         assert found.ratio_X is None
 
 
-def sound(sequence: list[int], infer: list[float], train: list[float], moved: list[float], advantage: list[float],
-          top: list[float]) -> SoundTokens:  # fmt: skip
+def sound(sequence: list[int], infer: list[float], train: list[float], shift: list[float], advantage: list[float],
+          top: list[float]) -> Log:  # fmt: skip
     """Tokens of responses in order."""
-    columns = [np.array(values, np.float64) for values in (infer, train, moved, advantage, top)]
-    infer_T, train_T, moved_T, advantage_T, top_T = columns
-    return SoundTokens(
-        train_T=train_T,
-        infer_T=infer_T,
-        sequence_T=np.array(sequence, np.int64),
-        moved_T=moved_T,
-        advantage_T=advantage_T,
-        reward_T=np.zeros(len(infer)),
-        train_top_T=np.maximum(top_T, train_T),
-        infer_top_T=np.full(len(infer), np.nan),
-    )
+    rows = []
+    for number in dict.fromkeys(sequence):
+        own = [place for place, other in enumerate(sequence) if other == number]
+        sampler_T, trainer_T, shift_T, advantage_T, top_T = (
+            np.array(values, np.float64)[own] for values in (infer, train, shift, advantage, top)
+        )
+        row = LoggedRow(
+            where="",
+            sampler_T=sampler_T,
+            trainer_T=trainer_T + shift_T,
+            recomputed_T=trainer_T,
+            advantage_T=advantage_T,
+            trainer_top_T=np.maximum(top_T, trainer_T),
+        )
+        rows.append(row)
+    return pack(rows)
 
 
 @st.composite
-def token_columns(draw: st.DrawFn) -> SoundTokens:
+def token_columns(draw: st.DrawFn) -> Log:
     """One to five responses of one to six tokens; log-probs from NATS or anywhere."""
     lengths = draw(st.lists(st.integers(1, 6), min_size=1, max_size=5))
     sequence = [number for number, length in enumerate(lengths) for _ in range(length)]
@@ -99,9 +105,9 @@ def token_columns(draw: st.DrawFn) -> SoundTokens:
     shifts = draw(st.lists(near, min_size=count, max_size=count))
     close = draw(st.booleans())
     train = [min(a + b, 0.0) if close else min(b, 0.0) for a, b in zip(infer, shifts, strict=True)]
-    moved = draw(st.lists(st.sampled_from([0.0, 0.1, -0.2, 5.0]), min_size=count, max_size=count))
+    shift = draw(st.lists(st.sampled_from([0.0, 0.1, -0.2, 5.0]), min_size=count, max_size=count))
     top = draw(st.lists(nats, min_size=count, max_size=count))
-    return sound(sequence, infer, train, moved, [advantages[number] for number in sequence], top)
+    return sound(sequence, infer, train, shift, [advantages[number] for number in sequence], top)
 
 
 def catalogued() -> Iterator[ReplaySettings]:
@@ -110,7 +116,7 @@ def catalogued() -> Iterator[ReplaySettings]:
 
 
 @given(token_columns())
-def test_every_remedy_of_the_table(tokens: SoundTokens) -> None:
+def test_every_remedy_of_the_table(tokens: Log) -> None:
     for settings in catalogued():
         assert_equal(tokens, settings)
 
@@ -160,7 +166,7 @@ CLIPS = st.builds(
 
 
 @given(token_columns(), CORRECTIONS | CLIPS)
-def test_any_correction_and_any_loss(tokens: SoundTokens, settings: ReplaySettings) -> None:
+def test_any_correction_and_any_loss(tokens: Log, settings: ReplaySettings) -> None:
     assert_equal(tokens, settings)
 
 
@@ -178,10 +184,10 @@ def test_a_large_log() -> None:
     random = np.random.default_rng(5)
     sequence = np.sort(random.integers(0, 300, 20_000))
     sequence_T = np.cumsum(np.diff(sequence, prepend=sequence[:1]) != 0)
-    train_T = -random.exponential(2.0, 20_000)
-    infer_T = np.minimum(train_T + random.normal(0, 0.3, 20_000), 0.0)
+    trainer_T = -random.exponential(2.0, 20_000)
+    sampler_T = np.minimum(trainer_T + random.normal(0, 0.3, 20_000), 0.0)
     advantage_T = random.normal(size=300)[sequence_T]
-    tokens = sound(sequence_T.tolist(), infer_T.tolist(), train_T.tolist(), [0.0] * 20_000, advantage_T.tolist(),
+    tokens = sound(sequence_T.tolist(), sampler_T.tolist(), trainer_T.tolist(), [0.0] * 20_000, advantage_T.tolist(),
                    [0.0] * 20_000)  # fmt: skip
     for settings in catalogued():
         assert_equal(tokens, settings)

@@ -6,7 +6,7 @@ from diagnosis_fixture import noisy_rows
 
 from tailrl.diagnosis.log import LoggedRow, pack
 from tailrl.diagnosis.responses import MOST_RESPONSES, Worst
-from tailrl.pages.explorer import read_tokenizer, with_texts
+from tailrl.page_parts.explorer import read_tokenizer, with_texts
 from tailrl.runtime.errors import StudyError
 
 

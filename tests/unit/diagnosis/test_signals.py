@@ -68,8 +68,8 @@ def test_lags_stay_within_a_sequence() -> None:
 def test_the_ratio_of_temperatures_is_found_where_one_token_has_the_rest(ratio: float) -> None:
     random = np.random.default_rng(0)
     logit_T = random.normal(0, 3, 4000)
-    train_T, infer_T = (-np.logaddexp(0, -logit_T / t) for t in (1.0, ratio))
-    found, explained = temperature(signals_of([LoggedRow("here", infer_T, train_T)]))
+    trainer_T, sampler_T = (-np.logaddexp(0, -logit_T / t) for t in (1.0, ratio))
+    found, explained = temperature(signals_of([LoggedRow("here", sampler_T, trainer_T)]))
     assert found == pytest.approx(ratio, rel=0.06) and explained > 0.95
 
 
@@ -78,8 +78,8 @@ def test_the_ratio_of_temperatures_is_found_where_one_token_has_the_rest(ratio: 
 def test_the_ratio_of_temperatures_is_found_where_many_tokens_share_the_rest(ratio: float, others: int) -> None:
     random = np.random.default_rng(0)
     logit_T = random.normal(0, 3, 4000)
-    train_T, infer_T = (-np.logaddexp(0, np.log(others) - logit_T / t) for t in (1.0, ratio))
-    found, explained = temperature(signals_of([LoggedRow("here", infer_T, train_T)]))
+    trainer_T, sampler_T = (-np.logaddexp(0, np.log(others) - logit_T / t) for t in (1.0, ratio))
+    found, explained = temperature(signals_of([LoggedRow("here", sampler_T, trainer_T)]))
     assert found == pytest.approx(ratio, rel=0.06) and explained > 0.95
 
 

@@ -20,14 +20,14 @@ def row_of(random: np.random.Generator, number: int, length: int, heavy: bool, n
     source = int(random.integers(4))
     logits_TV = random.normal(0, 6.0 if source == 0 else 3.0, (length, VOCABULARY))
     errors_TV = random.standard_t(3, logits_TV.shape) if heavy else random.normal(size=logits_TV.shape)
-    train_TV, infer_TV = logits_TV, logits_TV + noise * errors_TV
-    train_TV, infer_TV = (x - np.log(np.exp(x).sum(-1, keepdims=True)) for x in (train_TV, infer_TV))
-    token_T = (infer_TV + random.gumbel(size=infer_TV.shape)).argmax(-1)
+    trainer_TV, sampler_TV = logits_TV, logits_TV + noise * errors_TV
+    trainer_TV, sampler_TV = (x - np.log(np.exp(x).sum(-1, keepdims=True)) for x in (trainer_TV, sampler_TV))
+    token_T = (sampler_TV + random.gumbel(size=sampler_TV.shape)).argmax(-1)
     at = np.arange(length), token_T
     return LoggedRow(
         where="",
-        sampler_T=infer_TV[at],
-        trainer_T=train_TV[at],
+        sampler_T=sampler_TV[at],
+        trainer_T=trainer_TV[at],
         token_T=token_T,
         step=float(number // 6),
         version=float(number // 6 - random.integers(3)),
@@ -164,11 +164,13 @@ def penalised(strength: float, seed: int) -> Log:
         tokens, sampler, trainer = [], [], []
         for logits_V in random.normal(0, 3, (length, VOCABULARY)):
             punished_V = np.where(seen, np.where(logits_V > 0, logits_V / strength, logits_V * strength), logits_V)
-            train_V, infer_V = (x - np.log(np.exp(x).sum()) for x in (logits_V, punished_V + random.normal(0, 0.01)))
-            token = int((infer_V + random.gumbel(size=VOCABULARY)).argmax())
+            trainer_V, sampler_V = (
+                x - np.log(np.exp(x).sum()) for x in (logits_V, punished_V + random.normal(0, 0.01))
+            )
+            token = int((sampler_V + random.gumbel(size=VOCABULARY)).argmax())
             tokens.append(token)
-            sampler.append(infer_V[token])
-            trainer.append(train_V[token])
+            sampler.append(sampler_V[token])
+            trainer.append(trainer_V[token])
             seen[token] = True
         rows.append(LoggedRow("", np.array(sampler), np.array(trainer), token_T=np.array(tokens)))
     return pack(rows)

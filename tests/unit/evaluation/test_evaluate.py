@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,11 +14,13 @@ from typing import Any
 import lm_eval
 import numpy as np
 import pytest
+import torch
 from evaluation_fixture import PROBLEMS, SETTINGS, CharTokenizer, FakeSampler, reply, run, save_policy, text_of
 from lm_eval.api.instance import Instance
 from lm_eval.tasks import TaskManager
+from transformers import AutoModelForCausalLM
 
-from tailrl.artifacts.evaluation import EvaluationFile, Samples, header, read_evaluation_file
+from tailrl.artifacts.evaluation import EvaluationFile, Samples, header, read_evaluation, read_evaluation_file
 from tailrl.config.jobs import Evaluation
 from tailrl.config.sampler import SamplerSettings
 from tailrl.evaluation import harness
@@ -26,6 +29,7 @@ from tailrl.evaluation.harness import make_lm, make_requests
 from tailrl.model.policy import load_policy, load_tokenizer
 from tailrl.rollout import Decoding
 from tailrl.rollout.prompts import prompts_digest
+from tailrl.rollout.sampling import stop_tokens
 from tailrl.runtime import timeouts
 from tailrl.runtime.errors import StudyError
 from tailrl.runtime.seeding import derive_seed
@@ -154,6 +158,55 @@ def test_files_hold_what_was_evaluated(tmp_path: Path) -> None:
     ]
 
 
+def test_a_greedy_response_is_asked_for_once_a_problem(tmp_path: Path) -> None:
+    settings = SETTINGS.model_copy(update={"greedy": True})
+    plain, _ = run(tmp_path / "plain", (0, 2))
+    evaluated, sampler = run(tmp_path / "greedy", (0, 2), settings)
+    sampled, greedy = sampler.calls[:2]
+    assert (greedy[1].rule, {request.threshold for request in greedy[0]}) == ("top_k", {1.0})
+    assert [text_of(request) for request in greedy[0]] == [p.prompt for p in PROBLEMS] and len(sampled[0]) == 9
+    # The fake engine's answers hang on the seed, which is that of the first sample.
+    for weight, record, before in zip((0, 2), records(evaluated), records(plain), strict=True):
+        first = {id_: texts[0] for id_, texts in expected_replies(weight).items()}
+        assert {row["id"]: row["greedy"] for row in record["per_problem"]} == {
+            id_: int(text.startswith("\\boxed")) for id_, text in first.items()
+        }
+        assert [row["correct"] for row in record["per_problem"]] == [row["correct"] for row in before["per_problem"]]
+        assert record["response_length_mean"] == before["response_length_mean"]
+    write_results(evaluated, tmp_path / "dvp.json", tmp_path / "dvp.samples.jsonl")
+    scores = read_evaluation(tmp_path / "dvp.json").scores
+    assert [score.greedy_P.tolist() for score in scores if score.greedy_P is not None] == [
+        [row["greedy"] for row in record["per_problem"]] for record in records(evaluated)
+    ]
+    half = evaluated.summary.model_dump()
+    half["policies"][0]["per_problem"][1]["greedy"] = None
+    summary = EvaluationFile.model_validate(half)
+    write_results(replace(evaluated, summary=summary), tmp_path / "half.json", tmp_path / "half.samples.jsonl")
+    with pytest.raises(StudyError, match=r"half\.json: some problems of a policy have a greedy response, and some"):
+        read_evaluation(tmp_path / "half.json")
+
+
+@pytest.mark.parametrize("engine", ["exact", "transformers"])
+def test_greedy_responses_are_of_the_most_probable_tokens(
+    tmp_path: Path, policy_folder: Path, problems: list[Problem], engine: str
+) -> None:
+    """Token by token, by the model alone."""
+    write_problems(problems[:4], tmp_path / "problems.jsonl")
+    settings = Evaluation(samples=1, max_new_tokens=12, sampler={"engine": engine, "dtype": "float32"})
+    evaluated = evaluate_arm("a", [(0, policy_folder)], tmp_path / "problems.jsonl", settings, tmp_path / "parts")
+    assert evaluated is not None
+    model = AutoModelForCausalLM.from_pretrained(policy_folder, dtype=torch.float32)
+    tokenizer = load_tokenizer(policy_folder)
+    ends = set(stop_tokens(policy_folder, tokenizer))
+    for problem, sample in zip(problems, evaluated.samples, strict=False):
+        ids = tokenizer.encode(problem.prompt)
+        start = len(ids)
+        while len(ids) < start + 12 and not (len(ids) > start and ids[-1] in ends):
+            with torch.no_grad():
+                ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+        assert sample.greedy == tokenizer.decode(ids[start:], skip_special_tokens=True)
+
+
 def test_its_own_files_alone_are_brought_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another arm's may be gone between two looks, as what a link that leads nowhere names."""
     evaluated, _ = run(tmp_path / "work", (0, 1))
@@ -224,7 +277,7 @@ def test_works_without_a_network_or_a_home(tmp_path: Path) -> None:
         from pathlib import Path
         from tailrl.evaluation.harness import load_tasks
         from tailrl.config.jobs import Evaluation
-        task = load_tasks(Path(sys.argv[1]), Evaluation())["boxed"]
+        task = load_tasks(Path(sys.argv[1]), Evaluation(), 8)["boxed"]
         print(len(task.eval_docs), task.eval_docs[1]["answer"])
     """
     # Nothing else is passed on, so that only HOME says where caches go.

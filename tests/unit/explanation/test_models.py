@@ -12,8 +12,11 @@ from moe_fixture import mixture
 from torch.overrides import TorchFunctionMode
 from transformers import AutoTokenizer
 
+from tailrl.explanation.catalogue import Choice, Entry, Hypothesis, catalogue
 from tailrl.explanation.explanation import explain
+from tailrl.explanation.scorer import Scorer
 from tailrl.model.policy import save_policy
+from tailrl.runtime.errors import StudyError
 
 COUNT, TOKENS = 8, 24
 slow = pytest.mark.slow
@@ -146,3 +149,37 @@ def test_experts_of_a_log_cannot_be_replayed_and_that_is_said(experts: Path) -> 
     close = [column_T + 1e-7 for column_T in right]
     untried = dict(explain(rows_of(asked, responses, right, close), experts).untried)
     assert "no format of logs" in untried["experts of the other side"] and "router" not in untried
+
+
+def own_names() -> list[str]:
+    return [one.name for one in catalogue() if one.entry.kind == "model" and not one.entry.needs]
+
+
+@pytest.mark.parametrize("name", own_names())
+def test_no_hypothesis_changes_the_weights_that_its_copy_shares(name: str, folder: Path) -> None:
+    """A copy of all weights for each hypothesis took seconds and twice the memory."""
+    scorer = Scorer(str(folder))
+    before = {name: weight.clone() for name, weight in scorer.model.state_dict().items()}
+    hypothesis = next(one for one in catalogue() if one.name == name)
+    for value in hypothesis.entry.values:
+        scorer.variant((Choice(hypothesis, value),))
+    after = scorer.model.state_dict()
+    assert all(torch.equal(weight, after[name]) for name, weight in before.items())
+
+
+def test_a_hypothesis_of_a_user_that_changes_a_weight_in_place_is_refused(folder: Path) -> None:
+    def halved(model: Any, value: float, context: Any) -> Any:  # noqa: ARG001
+        next(model.parameters()).mul_(value)
+        return model
+
+    hypothesis = Hypothesis("halved", Entry(kind="model", words="half of a weight", look="here"), halved)
+    with pytest.raises(StudyError, match=r"^halved: changes a weight in place"), torch.no_grad():
+        Scorer(str(folder)).variant((Choice(hypothesis, 0.5),))
+
+
+def test_a_copy_shares_the_weights_that_it_does_not_replace(folder: Path) -> None:
+    scorer = Scorer(str(folder))
+    rope = next(one for one in catalogue() if one.name == "rope_scale")
+    changed = scorer.variant((Choice(rope, 2.0),))
+    assert changed is not None and changed is not scorer.model
+    assert [one.data_ptr() for one in changed.parameters()] == [one.data_ptr() for one in scorer.model.parameters()]

@@ -78,6 +78,23 @@ def test_a_setting_that_moves_less_than_rounding_is_named_where_a_column_is_exac
     assert numbers(found.world) == {"temperature": pytest.approx(0.61, rel=1e-3), "top_k": 10.0}
 
 
+def alike(world: World) -> FloatArray:
+    """Min-p makes nearly the change of top-k 20, and comes before it in the catalogue."""
+    named = {"temperature": 1.0} | numbers(world)
+    moved_T: FloatArray = np.log(named["temperature"]) * FIRST_T
+    if "min_p" in named:
+        moved_T = moved_T + 3.0 * SECOND_T + 0.03 * NOISE_T
+    if "top_k" in named:
+        moved_T = moved_T + (60.0 / named["top_k"]) * SECOND_T
+    return moved_T
+
+
+def test_a_setting_that_took_the_place_of_one_like_it_is_exchanged() -> None:
+    court = court_of(alike(settings(temperature=0.7, top_k=20.0)), alike)
+    found = search(court, [KNOWN[name] for name in ("temperature", "min_p", "top_k")], lambda _: SCALE)
+    assert numbers(found.world) == {"temperature": pytest.approx(0.7, rel=0.01), "top_k": 20.0}
+
+
 def format_court(part: float, noise: float) -> Court:
     """A column with a part of what int8 predicts, a part of what bfloat16 predicts, and noise; in units of rounding."""
 
@@ -106,3 +123,32 @@ def test_a_format_whose_own_noise_hides_it_is_found_by_what_the_column_follows()
 def test_a_column_that_does_not_follow_a_format_gets_none(part: float, noise: float) -> None:
     court = format_court(part, noise)
     assert not followed_format(court, court, AS_IT_IS, FORMATS)
+
+
+def test_a_world_that_fails_on_one_response_is_not_computed_for_the_others() -> None:
+    """Each forward of the screen's other responses would be for nothing."""
+    computed: list[tuple[int, World]] = []
+
+    def laboratory(responses: int) -> Any:
+        tokens = slice(0, responses * (TOKENS // RESPONSES))
+
+        def predicted(world: World) -> FloatArray:
+            computed.append((responses, world))
+            column_T: FloatArray = numbers(world).get("rope_base", 1.0) * FIRST_T[tokens]
+            return column_T
+
+        return SimpleNamespace(
+            chosen=[None] * responses,
+            column=lambda _: 2.0 * FIRST_T[tokens],
+            sequence_T=np.repeat(np.arange(responses), TOKENS // RESPONSES),
+            predicted=predicted,
+            part=lambda chosen: laboratory(len(chosen)),
+        )
+
+    def court(responses: int, screen: Court | None = None) -> Court:
+        return Court(laboratory(responses), "sampler", np.full(responses * (TOKENS // RESPONSES), SCALE), screen)
+
+    worse, right = settings(rope_base=0.1), settings(rope_base=2.0)
+    assert court(4, court(2)).hopeful([worse, right], AS_IT_IS) == [right]
+    assert (1, worse) in computed and (2, worse) not in computed
+    assert (2, right) in computed

@@ -23,8 +23,10 @@ from tailrl.kernels import whole_rows
 from tailrl.kernels.whole_rows import whole_row_scores
 from tailrl.model.policy import named_weights
 from tailrl.rollout.types import Rollout
-from tailrl.training.step import Sample, accumulate_gradients
-from tailrl.training.step_record import StepRecord, Stopwatch
+from tailrl.training.samples import Sample
+from tailrl.training.scorer import make_scorer
+from tailrl.training.step import accumulate_gradients
+from tailrl.training.stopwatch import Stopwatch
 
 T, H, V = 29, 7, 40
 TEMPERATURE = 0.7
@@ -89,9 +91,9 @@ def test_values_and_gradients_are_those_of_the_samplers_set(rule: str, monkeypat
     rng = np.random.default_rng(11)
     hidden_TH, weight_VH = (rng.standard_normal((n, H)).astype(np.float32).astype(float) for n in (T, V))
     logits_TV = hidden_TH @ weight_VH.T / TEMPERATURE
-    infer_TV = (logits_TV + 0.8 * rng.standard_normal((T, V))).astype(np.float32).astype(float)
+    sampler_TV = (logits_TV + 0.8 * rng.standard_normal((T, V))).astype(np.float32).astype(float)
     advantage_T = rng.standard_normal(T)
-    sets = [kept(row.tolist(), rule, threshold) for row in infer_TV]
+    sets = [kept(row.tolist(), rule, threshold) for row in sampler_TV]
     tokens = [drawn_from(own, rng) for own in sets]
     lacking = [y not in kept(row.tolist(), rule, threshold) for row, y in zip(logits_TV, tokens, strict=True)]
     assert sum(lacking) > 3  # else the trainer's set would do as well
@@ -103,7 +105,7 @@ def test_values_and_gradients_are_those_of_the_samplers_set(rule: str, monkeypat
         hidden,
         weight,
         torch.tensor(tokens),
-        torch.tensor(infer_TV, dtype=torch.float32),
+        torch.tensor(sampler_TV, dtype=torch.float32),
         torch.full((T, 1), threshold),
         TEMPERATURE,
         Vocabulary(**settings, side="replay"),
@@ -122,8 +124,8 @@ def test_values_and_gradients_are_those_of_the_samplers_set(rule: str, monkeypat
 @pytest.mark.parametrize("rule", RULES)
 def test_the_gradient_written_by_hand_is_that_of_differences(rule: str) -> None:
     rng, threshold = np.random.default_rng(3), RULES[rule][1]
-    logits_V, infer_V = 2 * rng.standard_normal(V), 2 * rng.standard_normal(V)
-    tokens, step = kept(infer_V.tolist(), rule, threshold), 1e-5
+    logits_V, sampler_V = 2 * rng.standard_normal(V), 2 * rng.standard_normal(V)
+    tokens, step = kept(sampler_V.tolist(), rule, threshold), 1e-5
     *_, gradient_V = renormalised(logits_V, tokens, tokens[-1])
     for a in range(V):
         up, down = (renormalised(logits_V + s * step * np.eye(V)[a], tokens, tokens[-1])[0] for s in (1, -1))
@@ -158,11 +160,11 @@ def test_the_gradient_reaches_a_models_weights(rule: str, model: PreTrainedModel
         logp_T, log_kept_T = np.array(logq, np.float32).T
         sizes_T = np.array([len(own) for own in sets], np.int32)
         given = Rollout(
-            tuple(prompt), tuple(response), logp_T, log_kept_T, sizes_T, stopped=True, logits_infer_KV=tuple(rows)
+            tuple(prompt), tuple(response), logp_T, log_kept_T, sizes_T, stopped=True, logits_sampler_KV=tuple(rows)
         )
         samples.append(Sample(given, advantage, threshold, seed))
     assert lacking > 3
-    loss = accumulate_gradients(model, samples, run, Stopwatch(), StepRecord())
+    loss, _ = accumulate_gradients(model, samples, make_scorer(run), Stopwatch())
     assert loss == pytest.approx(total, rel=1e-5, abs=1e-5)
     expected = {name: parameter.grad for name, parameter in plain.named_parameters()}
     for name, parameter in model.named_parameters():

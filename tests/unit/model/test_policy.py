@@ -67,7 +67,7 @@ def test_weights_are_read_as_float32(folder: Path) -> None:
 
 
 def test_weights_stay_in_the_file_that_they_are_mapped_from(folder: Path) -> None:
-    """Ranks of one machine then share its pages: the plan counts them once (`planning.jobs.host_bytes`)."""
+    """Ranks of one machine then share its pages: the plan counts them once (`planning.plan.host_bytes`)."""
     model = load_policy(folder)
     ranges = [
         tuple(int(end, 16) for end in line.split()[0].split("-"))

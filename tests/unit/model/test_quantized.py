@@ -27,7 +27,7 @@ from tailrl.model.quantized import (
 )
 from tailrl.runtime.errors import StudyError
 from tailrl.training.step import update
-from tailrl.training.step_record import Stopwatch
+from tailrl.training.stopwatch import Stopwatch
 
 INT4 = SamplerSettings(quantization="int4", group_size=32)
 

@@ -40,7 +40,7 @@ def batch() -> dict[str, Tensor]:
         "logits_NLV": logits,
         "tokens_NL": tokens,
         "mask_NL": mask,
-        "logp_infer_NL": infer,
+        "logp_sampler_NL": infer,
         "advantage_N": torch.tensor([1.0, -0.5, 2.0]),
     }
 
@@ -61,7 +61,7 @@ def test_a_padded_batch_has_the_loss_of_its_responses(
         rows = given["logits_NLV"][n, part]
         scored = token_logprobs(rows, given["tokens_NL"][n, part], vocabulary.rule, vocabulary.threshold(V))
         advantage, of = given["advantage_N"][n].expand(length), torch.zeros(length, dtype=torch.int64)
-        own = given["logp_infer_NL"][n, part]
+        own = given["logp_sampler_NL"][n, part]
         expected = expected + surrogate(scored, own, advantage, of, 1, N, correction or Correction(), clip).loss
         whole += [scored.in_set()]
         infer += [own]
@@ -76,7 +76,7 @@ def test_a_padded_batch_has_the_loss_of_its_responses(
 
 def test_old_log_probs_move_the_ratio_and_the_weights() -> None:
     given = batch()
-    old = torch.where(given["mask_NL"], given["logp_infer_NL"] + 0.02, torch.nan)
+    old = torch.where(given["mask_NL"], given["logp_sampler_NL"] + 0.02, torch.nan)
     loss, metrics = batch_loss(**given, vocabulary=Vocabulary(), clip=Clip(ratio="decoupled"), logp_old_NL=old)
     assert loss.isfinite() and metrics["kl"] == pytest.approx(-0.02, abs=1e-6)
 
@@ -93,13 +93,13 @@ def test_old_log_probs_move_the_ratio_and_the_weights() -> None:
         ({"logits_NLV": torch.ones(N, L - 1, V)}, r"logits_NLV is \[3, 4, 7\], not \[3, 5, 7\]$"),
         ({"tokens_NL": torch.ones(L, dtype=torch.int64)}, r"tokens_NL is \[5\], not \[N, L\]; "),
         ({"tokens_NL": torch.full((N, L), V)}, "tokens must be int64, from 0 to 6; leave out padding"),
-        ({"logp_infer_NL": torch.full((N, L), math.nan)}, "logp_infer_NL holds NaN or Inf"),
+        ({"logp_sampler_NL": torch.full((N, L), math.nan)}, "logp_sampler_NL holds NaN or Inf"),
         ({"vocabulary": "min_p"}, r"vocabulary: needs Vocabulary\(rule=\"min_p\", ...\), not 'min_p'"),
         (
             {"correction": {"sequence": "mis"}},
             r"correction: needs Correction\(sequence=\"mis\", ...\), not {'sequence'",
         ),
-        ({"logp_infer_NL": torch.full((N, L), 0.3)}, "one is 0.3: are these probabilities"),
+        ({"logp_sampler_NL": torch.full((N, L), 0.3)}, "one is 0.3: are these probabilities"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(change: dict[str, Any], words: str) -> None:
@@ -209,7 +209,7 @@ def test_metrics_and_losses_of_what_is_not_packed_are_refused() -> None:
     logp, sequence = torch.full((N, L), -1.0), torch.zeros(N, L, dtype=torch.int64)
     with pytest.raises(StudyError, match=r"of a padded batch take x\[mask\]"):
         log_ratio_metrics(logp, logp, sequence, N)
-    with pytest.raises(StudyError, match=r"logp_infer_T \[4\]"):
+    with pytest.raises(StudyError, match=r"logp_sampler_T \[4\]"):
         log_ratio_metrics(logp[0], logp[0, :4], sequence[0], 1)
     scored = token_logprobs(LOGITS, TOKENS, "full")
     with pytest.raises(StudyError, match=r"advantage_T \[1\]"):

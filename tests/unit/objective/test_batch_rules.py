@@ -12,8 +12,9 @@ from tailrl.config.arm import Correction
 from tailrl.config.rejection import Rejection
 from tailrl.objective.batch_rules import resolved
 from tailrl.objective.rejections import largest_kept
-from tailrl.training.step import old_logprobs, update
-from tailrl.training.step_record import Stopwatch
+from tailrl.training.scorer import make_scorer, score_all
+from tailrl.training.step import update
+from tailrl.training.stopwatch import Stopwatch
 
 LIMIT = 0.02
 RULE = {"of": "k2", "by": "batch", "above": LIMIT}
@@ -29,12 +30,12 @@ def test_micro_batches_drop_what_the_whole_update_drops(model: PreTrainedModel, 
         run = run_of(arm, token_budget=budget, minibatches=minibatches)
         policy = copy.deepcopy(model)
         samples = samples_of(rollouts, advantages, run)
-        before = old_logprobs(policy, samples, run)
+        before = score_all(policy, samples, make_scorer(run))
         optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
-        _, _, record = update(policy, optimizer, samples, run, 0, Stopwatch())
-        assert len(record.parts) >= 2 * minibatches or budget > 30, "several micro-batches"
-        order = record.order()
-        masked.append(record.of("weights.masked_T").tolist())
+        _, _, table = update(policy, optimizer, samples, run, 0, Stopwatch())
+        assert len(table.loss_M) >= 2 * minibatches or budget > 30, "several micro-batches"
+        order = table.number_N.tolist()
+        masked.append(table.weights.masked_T.tolist())
         weights.append([parameter.detach().clone() for parameter in policy.parameters()])
     for one, other in zip(*weights, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
@@ -43,7 +44,7 @@ def test_micro_batches_drop_what_the_whole_update_drops(model: PreTrainedModel, 
         values = {
             (n, t): (float(logp) - float(infer)) ** 2 / 2
             for n, (own, rollout) in enumerate(zip(before, rollouts, strict=True))
-            for t, (logp, infer) in enumerate(zip(own.logp_T, rollout.logp_infer_T, strict=True))
+            for t, (logp, infer) in enumerate(zip(own.logp_T, rollout.logp_sampler_T, strict=True))
         }
         kept = set(values)
         while len(kept) > 1 and math.fsum(values[place] for place in kept) / len(kept) > LIMIT:

@@ -134,10 +134,10 @@ PRUNED: dict[str, Any] = {"rule": "min_p", "rho": "e-1.5"}
 def drift(correction: Correction, vocabulary: dict[str, Any], length: int) -> float:
     """The norm of the expected gradient over every response there is, each with A = 1: what centering is to remove."""
     model = random_model(5, length, 2, seed=0)
-    infer_SV = sampler_logits(model.logits_SV, "noise", 0.7, 0)
+    sampler_SV = sampler_logits(model.logits_SV, "noise", 0.7, 0)
     rewarded = replace(model, reward_KN=torch.ones_like(model.reward_KN))
     arm = Arm(vocabulary=Vocabulary(**vocabulary)).model_copy(update={"correction": correction})
-    terms = response_terms(rewarded, infer_SV, arm)
+    terms = response_terms(rewarded, sampler_SV, arm)
     by_state = torch.zeros(terms.states, 5, dtype=torch.float64)
     weighted = (terms.term_KNTV * terms.chance_KN[..., None, None]).flatten(0, 2)
     return by_state.index_add(0, terms.state_KNT.flatten(), weighted).norm().item()

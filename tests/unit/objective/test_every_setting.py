@@ -36,17 +36,17 @@ def outcome(correction: Correction, clip: Clip | None) -> list[Tensor]:
         return scale * torch.randn(T, generator=generator, dtype=torch.float64)
 
     logits = torch.randn(T, V, generator=generator, dtype=torch.float64).requires_grad_()
-    infer_TV = logits.detach() + 0.8 * torch.randn(T, V, generator=generator, dtype=torch.float64)
+    sampler_TV = logits.detach() + 0.8 * torch.randn(T, V, generator=generator, dtype=torch.float64)
     tokens, sequence = torch.randint(V, (T,), generator=generator), torch.arange(T) // (T // N)
     scored = token_logprobs(logits, tokens, "full")
-    infer = infer_TV.log_softmax(-1).gather(1, tokens[:, None]).squeeze(1)
+    infer = sampler_TV.log_softmax(-1).gather(1, tokens[:, None]).squeeze(1)
     old = (infer + noise(0.6)).clamp(max=0)
     # Some tokens and responses are far off, to either side.
     old[::9], old[4::9] = -3.0, (old[4::9] + 2).clamp(max=0)
     advantage = noise(1.0)[:N][sequence]
     expected = None
     if correction.centering != "none":
-        expected = expected_score(logits.log_softmax(-1), infer_TV.log_softmax(-1), correction)
+        expected = expected_score(logits.log_softmax(-1), sampler_TV.log_softmax(-1), correction)
     given = (scored, infer, advantage, sequence, N, N, correction, clip, old, expected)
     found = surrogate(*given, age_T=torch.full((T,), 3))
     loss = found.loss / normaliser(correction, found.weights.ratio_X)

@@ -118,8 +118,8 @@ def loss_of(rows: list[list[float]], correction: Correction, clip: Clip | None, 
     nothing_T = torch.zeros_like(delta_T)
     logprobs = TokenLogprobs(logp_T, logp_T.detach(), nothing_T, nothing_T.long(), nothing_T, nothing_T.bool())
     sequence_T = torch.tensor([n for n, row in enumerate(rows) for _ in row])
-    infer_T, advantage_T = logp_T.detach() - delta_T, torch.full_like(delta_T, advantage)
-    return surrogate(logprobs, infer_T, advantage_T, sequence_T, len(rows), 2, correction, clip)
+    sampler_T, advantage_T = logp_T.detach() - delta_T, torch.full_like(delta_T, advantage)
+    return surrogate(logprobs, sampler_T, advantage_T, sequence_T, len(rows), 2, correction, clip)
 
 
 DROPPING: list[dict[str, Any]] = [

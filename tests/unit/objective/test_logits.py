@@ -40,8 +40,8 @@ def with_value(value: float, place: int) -> Tensor:
 
 def of_batch(logits: Tensor, vocabulary: Vocabulary, **given: Any) -> tuple[Tensor, dict[str, float]]:
     """`batch_loss` of one response."""
-    mask_NL, infer_NL = torch.ones(1, T), torch.full((1, T), -2.0)
-    return batch_loss(logits[None], TOKENS[None], mask_NL, infer_NL, torch.tensor([1.0]), vocabulary, **given)
+    mask_NL, sampler_NL = torch.ones(1, T), torch.full((1, T), -2.0)
+    return batch_loss(logits[None], TOKENS[None], mask_NL, sampler_NL, torch.tensor([1.0]), vocabulary, **given)
 
 
 @pytest.mark.parametrize("place", [0, 2])

@@ -2,15 +2,19 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from tailrl.config.arm import Correction
+from tailrl.config.reference_kl import ReferenceKL
 from tailrl.objective.corrections import correct
-from tailrl.objective.loss import policy_gradient, ratio_loss
+from tailrl.objective.loss import LossInputs, loss, policy_gradient, ratio_loss, surrogate
 from tailrl.objective.ratio_losses import RATIO_LOSSES, VESPO_BOUNDS
+from tailrl.objective.safe_set import token_logprobs
+from tailrl.runtime.errors import StudyError
 
 MIS = Correction(sequence="mis", sequence_threshold=2.0)
 LOW, HIGH = 0.2, 0.3
@@ -50,6 +54,73 @@ def test_micro_batches_add_up_to_one_batch() -> None:
     assert whole.abs().max() > 0
     for groups in ([[5, 4, 3, 2, 1, 0]], [[0], [1], [2], [3], [4], [5]], [[3, 0], [1, 2, 5], [4]]):
         torch.testing.assert_close(gradient(groups), whole, rtol=0, atol=1e-14)
+
+
+# --- the whole loss: one record in, one out ----------------------------------------------------------
+
+
+def inputs_of(**changes: object) -> LossInputs:
+    """Six tokens of two responses; the last one lies outside the trainer's set."""
+    rng = np.random.default_rng(4)
+    logits_TV = torch.tensor(rng.normal(size=(6, 5)), requires_grad=True)
+    tokens_T = torch.tensor([0, 1, 2, 3, 4, 0])
+    trainer = token_logprobs(logits_TV, tokens_T, "min_p", math.log(0.05))
+    trainer = replace(trainer, outside_T=torch.arange(6) == 5, logp_T=trainer.logp_T * (torch.arange(6) != 5))
+    fields = {
+        "trainer": trainer,
+        "logp_sampler_T": (trainer.logp_T.detach() + torch.tensor(rng.normal(0, 0.1, 6))).clamp(max=0),
+        "advantage_T": torch.tensor([1.0, 1.0, 1.0, -0.5, -0.5, -0.5], dtype=torch.float64),
+        "sequence_T": torch.tensor([0, 0, 0, 1, 1, 1]),
+        "sequences": 2,
+        "denominator": 8,
+    }
+    return LossInputs(**(fields | changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("correction", [None, Correction(token="tis", token_threshold=1.05)])
+def test_the_denominator_divides_from_the_start(correction: Correction | None) -> None:
+    """Written out: −(1/B) Σ w A log π, a token outside the set without a term, and its response without a weight."""
+    inputs = inputs_of()
+    outputs = loss(inputs, correction=correction)
+    weight = (inputs.trainer.logp_T.detach() - inputs.logp_sampler_T).exp().clamp(max=1.05)
+    if correction is None:
+        weight = torch.ones(6)
+    else:
+        weight[3:] = 0.0
+    terms = weight * inputs.advantage_T * inputs.trainer.logp_T
+    assert outputs.loss.item() == pytest.approx(-terms[:5].sum().item() / 8, rel=1e-12)
+    assert loss(inputs_of(denominator=16), correction=correction).loss.item() == pytest.approx(outputs.loss.item() / 2)
+    older = surrogate(
+        inputs.trainer, inputs.logp_sampler_T, inputs.advantage_T, inputs.sequence_T, 2, 8, correction or Correction(),
+        None,
+    )  # fmt: skip
+    assert older.loss.item() == outputs.loss.item()
+
+
+def test_what_it_was_made_of_is_its_metrics() -> None:
+    inputs = inputs_of()
+    metrics = loss(inputs, correction=MIS).metrics
+    delta = (inputs.trainer.logp_T.detach() - inputs.logp_sampler_T)[:5].numpy()
+    assert metrics["rollout_corr/k3_kl"] == pytest.approx(np.mean(np.exp(delta) - 1 - delta), rel=1e-9)
+    assert metrics["dvp/sampled_outside_train_support_count"] == 1
+    assert metrics["dvp/kept_mass_train_mean"] == pytest.approx(inputs.trainer.log_kept_T.exp().mean().item())
+    old_T = inputs.logp_sampler_T.masked_fill(torch.arange(6) == 2, -torch.inf)
+    earlier = loss(inputs_of(logp_old_T=old_T), correction=MIS).metrics
+    assert earlier["rollout_corr/k3_kl"] == pytest.approx(0, abs=1e-15), "before the first update nothing differed"
+    assert earlier["dvp/sampled_outside_train_support_count"] == 2
+
+
+def test_a_kl_from_the_reference_is_part_of_the_loss() -> None:
+    settings = ReferenceKL(coefficient=0.5, estimator="k3")
+    reference_T = torch.full((6,), -1.0, dtype=torch.float64)
+    inputs = inputs_of(logp_reference_T=reference_T)
+    added = loss(inputs, reference_kl=settings).loss - loss(inputs).loss
+    apart = (reference_T - inputs.trainer.logp_T)[:5].detach().numpy()
+    assert added.item() == pytest.approx(0.5 / 8 * (np.exp(apart) - 1 - apart).sum(), rel=1e-9)
+    in_reward = settings.model_copy(update={"where": "reward"})
+    assert loss(inputs, reference_kl=in_reward).loss.item() == loss(inputs).loss.item()
+    with pytest.raises(StudyError, match="reference_kl needs the reference policy's log-probs of every token"):
+        loss(inputs_of(), reference_kl=settings)
 
 
 # --- the ratio's losses -------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ def test_centering_holds_the_logits_that_an_engine_returns(tmp_path: Path) -> No
     sampler = make_sampler(run_of("transformers").sampler, tmp_path, 9, 0, model)
     sampler.load_weights(named_weights(model))
     rollouts = sampler.generate([Request((2, 3, 4, 5), seed) for seed in range(6)], Decoding(1.0, 5, keep_every=1))
-    held = sum(row_V.nbytes for rollout in rollouts for row_V in rollout.logits_infer_KV)
+    held = sum(row_V.nbytes for rollout in rollouts for row_V in rollout.logits_sampler_KV)
     for engine in ("transformers", "vllm"):
         parts = training_memory(SMALL, run_of(engine, **CENTERED), WORK, Machine(gpu=False), 1)
         assert parts["sampler's logits"] == held

@@ -173,7 +173,7 @@ def test_kept_logits_have_the_bits_that_the_tokens_were_drawn_from(pair: Pair, d
     assert redrawn_from_kept_logits(requests, rollouts, decoding) > 300
     plain = pair[1].generate(requests, replace(decoding, keep_every=0))
     assert all(map(same_bits, plain, rollouts))
-    assert not any(rollout.logits_infer_KV for rollout in plain)
+    assert not any(rollout.logits_sampler_KV for rollout in plain)
 
 
 def test_new_weights_count_at_once(pair: Pair, tmp_path: Path) -> None:
@@ -313,9 +313,9 @@ def test_records_agree_with_float64(pair: Pair) -> None:
         for place, token in enumerate(rollout.tokens):
             seen = (*request.prompt_tokens, *rollout.tokens[:place])
             all_V, safe_V = (constrained(model, seen, rule, -3.0, 0.7) for rule in ("full", "min_p"))
-            assert rollout.logp_infer_T[place] == pytest.approx(math.log(safe_V[token]), abs=1e-4)
-            assert rollout.log_kept_infer_T[place] == pytest.approx(math.log(all_V[safe_V > 0].sum()), abs=1e-4)
-            assert abs(rollout.kept_vocab_infer_T[place] - (safe_V > 0).sum()) <= 1
+            assert rollout.logp_sampler_T[place] == pytest.approx(math.log(safe_V[token]), abs=1e-4)
+            assert rollout.log_kept_sampler_T[place] == pytest.approx(math.log(all_V[safe_V > 0].sum()), abs=1e-4)
+            assert abs(rollout.kept_vocab_sampler_T[place] - (safe_V > 0).sum()) <= 1
 
 
 # --- ends and errors ---------------------------------------------------------------------------------

@@ -80,15 +80,15 @@ def test_records_are_those_of_a_whole_forward_in_float64(
             logits_TV = whole_logits(engines[name], name, (*rollout.prompt_tokens, *rollout.tokens))[prompt - 1 :]
             for place, token in enumerate(rollout.tokens):
                 probs = softmax((logits_TV[place] / temperature).tolist())
-                kept = int(rollout.kept_vocab_infer_T[place])
+                kept = int(rollout.kept_vocab_sampler_T[place])
                 # float32 may put a token on the very edge on either side.
                 sizes = [sum(safe_tokens(probs, rule, threshold + shift)) for shift in (-1e-5, 0.0, 1e-5)]
                 assert min(sizes) <= kept <= max(sizes)
                 safe = sorted(probs)[-kept:]
                 mass = math.fsum(safe)
                 assert safe[0] <= probs[token]
-                assert rollout.log_kept_infer_T[place] == pytest.approx(math.log(mass), abs=1e-4)
-                assert rollout.logp_infer_T[place] == pytest.approx(math.log(probs[token] / mass), abs=1e-4)
+                assert rollout.log_kept_sampler_T[place] == pytest.approx(math.log(mass), abs=1e-4)
+                assert rollout.logp_sampler_T[place] == pytest.approx(math.log(probs[token] / mass), abs=1e-4)
 
 
 def test_the_number_format_is_really_used(folders: dict[str, Path]) -> None:
@@ -107,7 +107,7 @@ def test_the_number_format_is_really_used(folders: dict[str, Path]) -> None:
             start, places = len(rollout.prompt_tokens) - 1, np.arange(len(rollout.tokens))
             logits_TV = whole_logits(sampler, GQA, (*rollout.prompt_tokens, *rollout.tokens[:-1]))[start:]
             logp_T = torch.from_numpy(logits_TV).log_softmax(-1).numpy()[places, list(rollout.tokens)]
-            errors.append(np.abs(logp_T - rollout.logp_infer_T))
+            errors.append(np.abs(logp_T - rollout.logp_sampler_T))
         mean[dtype] = np.concatenate(errors).mean()
     assert mean["float64"] < mean["float32"] < 1e-5
     assert 4 < mean["bfloat16"] / mean["float16"] < 16
@@ -129,8 +129,8 @@ def test_disturbed_distributions_match_their_closed_form(engine: TransformersSam
             probs = disturbed(logits_TV[place].tolist(), bias, noise.tolist(), dial.floor)
             safe = safe_tokens(probs, rule, threshold)
             mass = math.fsum(p for p, kept in zip(probs, safe, strict=True) if kept)
-            assert rollout.log_kept_infer_T[place] == pytest.approx(math.log(mass), abs=1e-4)
-            assert rollout.logp_infer_T[place] == pytest.approx(math.log(probs[token] / mass), abs=1e-4)
+            assert rollout.log_kept_sampler_T[place] == pytest.approx(math.log(mass), abs=1e-4)
+            assert rollout.logp_sampler_T[place] == pytest.approx(math.log(probs[token] / mass), abs=1e-4)
 
 
 # --- what is drawn -----------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ def test_kept_logits_are_those_that_the_tokens_were_drawn_from(engine: Transform
     assert redrawn_from_kept_logits(requests, rollouts, decoding) > 200
     plain = engine.generate(requests, replace(decoding, keep_every=0))
     assert all(map(same_bits, plain, rollouts))
-    assert not any(rollout.logits_infer_KV for rollout in plain)
+    assert not any(rollout.logits_sampler_KV for rollout in plain)
 
 
 def test_its_cache_gives_what_the_librarys_gives(engine: TransformersSampler, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ def test_responses_end_with_an_end_token_or_at_the_limit(engine: TransformersSam
         assert not any(ends[:-1])
         assert rollout.stopped == ends[-1]
         assert rollout.stopped or len(rollout.tokens) == 25
-        assert len(rollout.tokens) == len(rollout.logp_infer_T) == len(rollout.kept_vocab_infer_T)
+        assert len(rollout.tokens) == len(rollout.logp_sampler_T) == len(rollout.kept_vocab_sampler_T)
     assert {rollout.stopped for rollout in rollouts} == {True, False}
     assert {len(r.tokens) for r in engine.generate(random_requests(9), Decoding(1.0, 1))} == {1}
 

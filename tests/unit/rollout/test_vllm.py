@@ -47,6 +47,7 @@ from tailrl.rollout.exact import ExactSampler
 from tailrl.rollout.types import Request, Rollout
 from tailrl.rollout.verified import VerifiedSampler
 from tailrl.rollout.vllm import engine as engine_module
+from tailrl.rollout.vllm import twin
 from tailrl.rollout.vllm.engine import VllmSampler
 from tailrl.rollout.vllm.experts import record_routes
 from tailrl.rollout.vllm.processor import SafeSetProcessor
@@ -54,11 +55,12 @@ from tailrl.rollout.vllm.processor_v2 import SafeSetProcessorV2
 from tailrl.rollout.vllm.quantization import missing_instructions
 from tailrl.rollout.vllm.recorder import SafeSetRecord
 from tailrl.rollout.vllm.scheduling import SEQUENCES_IN_FLIGHT
+from tailrl.rollout.vllm.twin import TwinCheckedSampler
 from tailrl.runtime import distributed
 from tailrl.runtime.errors import StudyError
 from tailrl.tasks.problem import Problem, write_problems
 from tailrl.tracking.metrics import METRICS, VERIFICATION
-from tailrl.training import loop
+from tailrl.training import loop, step
 
 pytestmark = pytest.mark.vllm
 
@@ -200,10 +202,10 @@ def check_records(rollouts: Sequence[Rollout], captured: Logits, log_rho: float 
         mass_T, all_T = (probs_TV * safe_TV).sum(-1), probs_TV.sum(-1)
         sampled = (np.arange(length), list(rollout.tokens))
         assert safe_TV[sampled].all()
-        np.testing.assert_allclose(rollout.logp_infer_T, np.log(probs_TV[sampled] / mass_T), atol=1e-5, rtol=0)
-        np.testing.assert_allclose(rollout.log_kept_infer_T, np.log(mass_T / all_T), atol=1e-5, rtol=0)
-        np.testing.assert_array_equal(rollout.kept_vocab_infer_T, safe_TV.sum(-1))
-        arrays = (rollout.logp_infer_T, rollout.log_kept_infer_T, rollout.kept_vocab_infer_T)
+        np.testing.assert_allclose(rollout.logp_sampler_T, np.log(probs_TV[sampled] / mass_T), atol=1e-5, rtol=0)
+        np.testing.assert_allclose(rollout.log_kept_sampler_T, np.log(mass_T / all_T), atol=1e-5, rtol=0)
+        np.testing.assert_array_equal(rollout.kept_vocab_sampler_T, safe_TV.sum(-1))
+        arrays = (rollout.logp_sampler_T, rollout.log_kept_sampler_T, rollout.kept_vocab_sampler_T)
         assert [(array.shape, array.dtype) for array in arrays] == [
             ((length,), np.float32),
             ((length,), np.float32),
@@ -218,7 +220,7 @@ def concatenated(rollouts: Sequence[Rollout], name: str) -> np.ndarray:
 def same_bits(left: Rollout, right: Rollout) -> bool:
     return left.tokens == right.tokens and all(
         np.array_equal(getattr(left, name), getattr(right, name))
-        for name in ("logp_infer_T", "log_kept_infer_T", "kept_vocab_infer_T")
+        for name in ("logp_sampler_T", "log_kept_sampler_T", "kept_vocab_sampler_T")
     )
 
 
@@ -232,7 +234,7 @@ def test_records_are_those_of_the_engines_own_logits(
 ) -> None:
     rollouts = engine.generate(random_requests(40, threshold=log_rho), Decoding(temperature, 24, rule))
     check_records(rollouts, captured, log_rho)
-    kept, log_kept = concatenated(rollouts, "kept_vocab_infer_T"), concatenated(rollouts, "log_kept_infer_T")
+    kept, log_kept = concatenated(rollouts, "kept_vocab_sampler_T"), concatenated(rollouts, "log_kept_sampler_T")
     if rule == "full":
         assert (kept == V).all()
         assert (log_kept == 0).all()
@@ -240,7 +242,7 @@ def test_records_are_those_of_the_engines_own_logits(
         assert kept.min() < V
         assert log_kept.min() < 0
     if log_rho == -0.01:
-        assert (concatenated(rollouts, "logp_infer_T")[kept == 1] == 0).all()
+        assert (concatenated(rollouts, "logp_sampler_T")[kept == 1] == 0).all()
         assert (kept == 1).mean() > 0.9
 
 
@@ -266,9 +268,9 @@ def test_vllms_own_min_p_draws_the_same(engine: VllmSampler, log_rho: float, mon
     native = engine.generate(requests, MIN_P)
     assert [rollout.tokens for rollout in ours] == [rollout.tokens for rollout in native]
     np.testing.assert_allclose(
-        concatenated(ours, "logp_infer_T"), concatenated(native, "logp_infer_T"), atol=1e-5, rtol=0
+        concatenated(ours, "logp_sampler_T"), concatenated(native, "logp_sampler_T"), atol=1e-5, rtol=0
     )
-    assert (concatenated(native, "kept_vocab_infer_T") == V).all(), "our own mask was on as well"
+    assert (concatenated(native, "kept_vocab_sampler_T") == V).all(), "our own mask was on as well"
 
 
 @pytest.mark.parametrize(("rule", "number"), [("entropy", -3.0), ("top_k", 20.0), ("top_p", 0.9)])
@@ -279,15 +281,15 @@ def test_other_rules_are_drawn_from_and_recorded(
     for index, rollout in enumerate(rollouts):
         for position, token in enumerate(rollout.tokens):
             probs = softmax(captured[index, position].tolist())
-            kept = int(rollout.kept_vocab_infer_T[position])
+            kept = int(rollout.kept_vocab_sampler_T[position])
             # float32 may put a token on the very edge on either side.
             sizes = [sum(safe_tokens(probs, rule, number + shift)) for shift in (-1e-5, 0.0, 1e-5)]
             assert min(sizes) <= kept <= max(sizes)
             mass = sum(sorted(probs)[-kept:])
             assert sorted(probs)[-kept] <= probs[token]
-            assert rollout.log_kept_infer_T[position] == pytest.approx(math.log(mass), abs=1e-5)
-            assert rollout.logp_infer_T[position] == pytest.approx(math.log(probs[token] / mass), abs=1e-5)
-    assert concatenated(rollouts, "kept_vocab_infer_T").min() < V
+            assert rollout.log_kept_sampler_T[position] == pytest.approx(math.log(mass), abs=1e-5)
+            assert rollout.logp_sampler_T[position] == pytest.approx(math.log(probs[token] / mass), abs=1e-5)
+    assert concatenated(rollouts, "kept_vocab_sampler_T").min() < V
 
 
 SELF_TESTED = [("full", 0.0), ("min_p", -3.0), ("entropy", -3.0), ("top_k", 20.0), ("top_p", 0.9)]
@@ -299,18 +301,18 @@ def test_the_self_test_passes(engine: VllmSampler, rule: str, number: float) -> 
     assert 0 <= worst < 1e-5
     # It leaves nothing behind: the engine goes on, and keeps no logits.
     after = engine.generate(random_requests(2, threshold=number), Decoding(0.7, 24, rule))
-    assert [rollout.logits_infer_KV for rollout in after] == [(), ()]
+    assert [rollout.logits_sampler_KV for rollout in after] == [(), ()]
 
 
 def test_the_self_test_refuses_raw_log_probs(engine32: VllmSampler, monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine that returns log-probs from before the mask is off by log Z', without any other sign of it."""
-    generate = VllmSampler._generate
+    generate = VllmSampler.generate
 
     def raw(self: VllmSampler, requests: Sequence[Request], decoding: Decoding) -> list[Rollout]:
         rollouts = generate(self, requests, decoding)
-        return [replace(r, logp_infer_T=r.logp_infer_T + r.log_kept_infer_T) for r in rollouts]
+        return [replace(r, logp_sampler_T=r.logp_sampler_T + r.log_kept_sampler_T) for r in rollouts]
 
-    monkeypatch.setattr(VllmSampler, "_generate", raw)
+    monkeypatch.setattr(VllmSampler, "generate", raw)
     assert engine32.self_test(random_requests(8), PLAIN) < 1e-5, "without a mask both are the same"
     with pytest.raises(StudyError, match=r"not those of the distribution it samples from: .* nats"):
         engine32.self_test(random_requests(8, threshold=-1.0), MIN_P)
@@ -333,8 +335,8 @@ def test_a_request_gives_the_same_response_in_any_batch(engine32: VllmSampler, d
     alone = [engine32.generate([request], decoding)[0] for request in requests[:20]]
     for left, right in [*zip(together, backwards, strict=True), *zip(together, alone, strict=False)]:
         assert left.tokens == right.tokens
-        np.testing.assert_allclose(left.logp_infer_T, right.logp_infer_T, atol=1e-4, rtol=0)
-        np.testing.assert_allclose(left.log_kept_infer_T, right.log_kept_infer_T, atol=1e-4, rtol=0)
+        np.testing.assert_allclose(left.logp_sampler_T, right.logp_sampler_T, atol=1e-4, rtol=0)
+        np.testing.assert_allclose(left.log_kept_sampler_T, right.log_kept_sampler_T, atol=1e-4, rtol=0)
 
 
 @pytest.mark.slow  # sequences that wait: `test_more_requests_than_the_engine_runs_at_once`
@@ -592,19 +594,20 @@ def test_an_engine_that_rounds_queries_says_so_and_its_twin_does_too(
     monkeypatch.setattr(engine_module, "control_rounds_queries", lambda _: False)
     for cache, rounds in (("auto", False), ("fp8_e4m3", True)):
         sampler = make_sampler(SamplerSettings(kv_cache_dtype=cache), folder, MAX_LENGTH, seed=0)
-        assert isinstance(sampler, VllmSampler)
-        assert sampler.rounds_queries is rounds
+        assert isinstance(sampler, TwinCheckedSampler if rounds else VllmSampler)
+        assert (sampler.engine if isinstance(sampler, TwinCheckedSampler) else sampler).rounds_queries is rounds
         said = "vLLM rounds queries to fp8 here, and a matched control does not"
         assert (said in capsys.readouterr().err) is rounds
     monkeypatch.setattr(engine_module, "control_rounds_queries", lambda _: True)
     make_sampler(SamplerSettings(kv_cache_dtype="auto"), folder, MAX_LENGTH, seed=0)
     sampler = make_sampler(SamplerSettings(kv_cache_dtype="fp8_e4m3"), folder, MAX_LENGTH, seed=0)
     assert "queries" not in capsys.readouterr().err, "the control does as the engine"
-    assert isinstance(sampler, VllmSampler)
+    assert isinstance(sampler, TwinCheckedSampler)
     asked: list[bool] = []
-    monkeypatch.setattr(engine_module, "check_twin", lambda *given: asked.append(given[-1]))
+    monkeypatch.setattr(twin, "check_twin", lambda *given: asked.append(given[-1]))
     monkeypatch.setattr(engine_module, "record_error", lambda *_: 0.0)
-    monkeypatch.setattr(sampler, "_generate", lambda requests, _: [SimpleNamespace(logits_infer_KV=())] * len(requests))
+    responses = [SimpleNamespace(logits_sampler_KV=())] * 2
+    monkeypatch.setattr(sampler.engine, "generate", lambda *_: responses)
     sampler.self_test(random_requests(2), PLAIN)
     assert asked == [True]
 
@@ -632,7 +635,7 @@ def test_the_self_test_keeps_the_logits_of_few_tokens(
         logits = tuple(np.zeros(4, np.float32) for _ in range(length))
         return [Rollout(r.prompt_tokens, (0,) * length, *numbers, False, logits) for r in requests]
 
-    monkeypatch.setattr(VllmSampler, "_generate", generate)
+    monkeypatch.setattr(VllmSampler, "generate", generate)
     assert VllmSampler.__new__(VllmSampler).self_test(random_requests(3), Decoding(1.0, longest)) < 1e-6
     assert kept == [tested] * 3
 
@@ -761,7 +764,7 @@ def test_a_compiled_engine_computes_with_its_loaded_weights(
         requests = random_requests(40, seed=seed, threshold=-3.0)
         assert sampler.self_test(requests[:4], decoding) < 1e-4
         rollouts = sampler.generate(requests, decoding)
-        found = np.concatenate([rollout.logp_infer_T for rollout in rollouts])
+        found = np.concatenate([rollout.logp_sampler_T for rollout in rollouts])
         scored = trained(policy, rollouts, 1.0, -3.0)
         inside = ~scored.outside_T.numpy()
         assert inside.mean() > 0.99
@@ -787,11 +790,11 @@ def test_a_float32_engine_agrees_with_the_trainer(
         engine32.load_weights(named_weights(policy))
         rollouts = engine32.generate(random_requests(100, threshold=-3.0), Decoding(temperature, 24, "min_p"))
         train = trained(policy, rollouts, temperature, -3.0)
-        logp, log_kept = concatenated(rollouts, "logp_infer_T"), concatenated(rollouts, "log_kept_infer_T")
+        logp, log_kept = concatenated(rollouts, "logp_sampler_T"), concatenated(rollouts, "log_kept_sampler_T")
         inside = ~train.outside_T.numpy()
         assert inside.mean() > 0.999  # a token on the edge of the set may fall on either side
         np.testing.assert_allclose(logp + log_kept, train.logp_full_T, atol=1e-4, rtol=0)
-        same_set = train.kept_vocab_T.numpy() == concatenated(rollouts, "kept_vocab_infer_T")
+        same_set = train.kept_vocab_T.numpy() == concatenated(rollouts, "kept_vocab_sampler_T")
         assert same_set.mean() > 0.99
         np.testing.assert_allclose(logp[inside & same_set], train.logp_T[inside & same_set], atol=1e-4, rtol=0)
         np.testing.assert_allclose(log_kept[same_set], train.log_kept_T[same_set], atol=1e-4, rtol=0)
@@ -806,7 +809,7 @@ def test_a_cache_of_other_weights_is_not_used(cramped: VllmSampler, tokenizer: P
         cramped.load_weights(named_weights(policy))
         rollouts = cramped.generate(requests, PLAIN)
         train = trained(policy, rollouts, 1.0)
-        np.testing.assert_allclose(concatenated(rollouts, "logp_infer_T"), train.logp_full_T, atol=1e-4, rtol=0)
+        np.testing.assert_allclose(concatenated(rollouts, "logp_sampler_T"), train.logp_full_T, atol=1e-4, rtol=0)
 
 
 def test_a_bfloat16_engine_differs_from_the_trainer_a_little(
@@ -814,7 +817,7 @@ def test_a_bfloat16_engine_differs_from_the_trainer_a_little(
 ) -> None:
     engines["bfloat16"].load_weights(named_weights(policy))
     rollouts = engines["bfloat16"].generate(random_requests(100), PLAIN)
-    delta = trained(policy, rollouts, 1.0).logp_full_T.numpy() - concatenated(rollouts, "logp_infer_T")
+    delta = trained(policy, rollouts, 1.0).logp_full_T.numpy() - concatenated(rollouts, "logp_sampler_T")
     assert 1e-3 < np.abs(delta).mean() < 0.2
     assert abs(delta.mean()) < 0.02
 
@@ -833,7 +836,7 @@ def test_a_cache_of_eight_bits_is_a_mismatch_of_its_own(
     sampler.load_weights(named_weights(policy))
     rollouts = sampler.generate(random_requests(100, threshold=-3.0), MIN_P)
     check_records(rollouts, captured, -3.0)
-    logp = concatenated(rollouts, "logp_infer_T") + concatenated(rollouts, "log_kept_infer_T")
+    logp = concatenated(rollouts, "logp_sampler_T") + concatenated(rollouts, "log_kept_sampler_T")
     delta = trained(policy, rollouts, 1.0).logp_full_T.numpy() - logp
     assert 0.02 < np.abs(delta).mean() < 1.0
 
@@ -940,8 +943,8 @@ def test_a_matched_trainer_agrees_with_a_float32_engine(
     requests, disturbance = random_requests(100, seed=5), DISTURBANCES[cause]
     rollouts = engine32.generate(requests, Decoding(1.0, 24, "full", disturbance))
     matched, _ = trained_likewise(policy, rollouts, requests, disturbance)
-    np.testing.assert_allclose(matched.logp_full_T, concatenated(rollouts, "logp_infer_T"), atol=1e-4, rtol=0)
-    alone = trained(policy, rollouts, 1.0).logp_full_T.numpy() - concatenated(rollouts, "logp_infer_T")
+    np.testing.assert_allclose(matched.logp_full_T, concatenated(rollouts, "logp_sampler_T"), atol=1e-4, rtol=0)
+    alone = trained(policy, rollouts, 1.0).logp_full_T.numpy() - concatenated(rollouts, "logp_sampler_T")
     assert np.abs(alone).mean() > 0.02
 
 
@@ -951,7 +954,7 @@ def test_noise_in_the_engine_makes_the_k3_of_its_size(engine32: VllmSampler, pol
     disturbance = Disturbance(noise=sigma)
     rollouts = engine32.generate(requests, Decoding(1.0, 24, "full", disturbance))
     _, squares = trained_likewise(policy, rollouts, requests, disturbance)
-    delta = trained(policy, rollouts, 1.0).logp_full_T.double().numpy() - concatenated(rollouts, "logp_infer_T")
+    delta = trained(policy, rollouts, 1.0).logp_full_T.double().numpy() - concatenated(rollouts, "logp_sampler_T")
     difference = np.expm1(delta) - delta - sigma**2 / 2 * (1 - squares)
     half_width = 3.29 * difference.std(ddof=1) / math.sqrt(len(difference))
     assert half_width < sigma**2 / 8
@@ -1092,9 +1095,9 @@ def test_the_last_record_of_a_position_counts() -> None:
     sampler.has_weights, sampler.max_length, sampler.stop_tokens = True, MAX_LENGTH, []
     sampler.llm = SimpleNamespace(generate=lambda *_, **__: outputs, collective_rpc=lambda _: [record])
     first, second = sampler.generate(random_requests(2), PLAIN)
-    np.testing.assert_array_equal(first.log_kept_infer_T, np.array([-0.4, -0.3], np.float32))
-    np.testing.assert_array_equal(first.kept_vocab_infer_T, [4, 3])
-    np.testing.assert_array_equal(second.kept_vocab_infer_T, [2])
+    np.testing.assert_array_equal(first.log_kept_sampler_T, np.array([-0.4, -0.3], np.float32))
+    np.testing.assert_array_equal(first.kept_vocab_sampler_T, [4, 3])
+    np.testing.assert_array_equal(second.kept_vocab_sampler_T, [2])
 
 
 # --- last, for an engine that fails within a step is of no more use ----------------------------------
@@ -1123,20 +1126,20 @@ def test_kept_logits_are_those_that_the_tokens_were_drawn_from(
     kept = 0
     for index, (request, rollout) in enumerate(zip(requests, rollouts, strict=True)):
         positions = [t for t in range(len(rollout.tokens)) if (request.start + t - request.seed) % 3 == 0]
-        assert len(rollout.logits_infer_KV) == len(positions)
-        for position, logits_V in zip(positions, rollout.logits_infer_KV, strict=True):
+        assert len(rollout.logits_sampler_KV) == len(positions)
+        for position, logits_V in zip(positions, rollout.logits_sampler_KV, strict=True):
             place = [request.seed], [request.start + position]
             expected_V = disturb(captured[index, position][None], *place, disturbance)[0].numpy()
             np.testing.assert_array_equal(logits_V, expected_V)
             logp = math.log(softmax(logits_V.tolist())[rollout.tokens[position]])
-            recorded = rollout.logp_infer_T[position] + rollout.log_kept_infer_T[position]
+            recorded = rollout.logp_sampler_T[position] + rollout.log_kept_sampler_T[position]
             assert logp == pytest.approx(recorded, abs=1e-5)
         kept += len(positions)
     tokens = sum(len(rollout.tokens) for rollout in rollouts)
     assert abs(kept - tokens / 3) < tokens / 10
     plain = engine.generate(requests, replace(decoding, keep_every=0))
     assert [rollout.tokens for rollout in plain] == [rollout.tokens for rollout in rollouts]
-    assert not any(rollout.logits_infer_KV for rollout in plain)
+    assert not any(rollout.logits_sampler_KV for rollout in plain)
 
 
 def test_whole_distributions_by_dtype(
@@ -1224,7 +1227,7 @@ def test_a_verified_run_has_no_mismatch(
         return VerifiedSampler(engines["bfloat16"], arguments[-1], STOP_TOKENS, MAX_LENGTH)
 
     monkeypatch.setattr(loop, "make_sampler", verified_by)
-    monkeypatch.setattr(loop, "rewards", lambda rollouts, *_: np.arange(len(rollouts), dtype=np.float32) % 2)
+    monkeypatch.setattr(step, "rewards", lambda rollouts, *_: np.arange(len(rollouts), dtype=np.float32) % 2)
     write_problems(problems, tmp_path / "problems.jsonl")
     run = run_of({"vocabulary": {"rule": "min_p", "rho": 0.01}, "sampler": {"verify": True}})
     loop.train(run, 0, folder, tmp_path / "problems.jsonl", tmp_path / "out", tmp_path / "wandb")

@@ -27,7 +27,7 @@ from tailrl.rollout.vllm import worker as worker_module
 from tailrl.rollout.vllm.engine import VllmSampler
 from tailrl.rollout.vllm.experts import RouteRecord, check_routes_here
 from tailrl.rollout.vllm.quantization import missing_instructions
-from tailrl.rollout.vllm.twin import twin_logprobs
+from tailrl.rollout.vllm.twin import TwinCheckedSampler, twin_logprobs
 from tailrl.runtime.errors import StudyError
 
 pytestmark = pytest.mark.vllm
@@ -54,6 +54,8 @@ def started(
         if name not in made:
             settings = CACHED if name == "cache" else SamplerSettings(dtype=name, routes=name == "float32")
             sampler = make_sampler(settings, folder, 128, seed=0)
+            if isinstance(sampler, TwinCheckedSampler):
+                sampler = sampler.engine
             assert isinstance(sampler, VllmSampler)
             made[name] = sampler
         return made[name]
@@ -88,7 +90,7 @@ def scored(model: PreTrainedModel, rollouts: Sequence[Rollout]) -> tuple[np.ndar
 
 
 def sampled(rollouts: Sequence[Rollout]) -> np.ndarray:
-    return np.concatenate([rollout.logp_infer_T for rollout in rollouts])
+    return np.concatenate([rollout.logp_sampler_T for rollout in rollouts])
 
 
 @pytest.mark.slow
@@ -206,9 +208,8 @@ def test_an_engine_with_an_8_bit_cache_is_its_twin(
     """As one of a dense policy; rounded keys and values send some tokens to other experts, in the twin too."""
     if words := missing_instructions(CACHED):
         pytest.skip(words)
-    engine = started("cache")
     for model in policies:
-        engine.untested = True  # as before its first self-test
+        engine = TwinCheckedSampler(started("cache"), started("cache").folder, CACHED)
         engine.load_weights(named_weights(model))
         weights = dict(engine.handed)
         assert engine.self_test(requests(8), DECODING) < 1e-4 and not engine.untested

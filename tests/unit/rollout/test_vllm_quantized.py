@@ -26,11 +26,10 @@ from tailrl.rollout import Decoding, make_sampler
 from tailrl.rollout.types import Request
 from tailrl.rollout.vllm import engine as engine_module
 from tailrl.rollout.vllm import quantization
-from tailrl.rollout.vllm.engine import VllmSampler
-from tailrl.rollout.vllm.twin import twin_logprobs
+from tailrl.rollout.vllm.twin import TwinCheckedSampler, twin_logprobs
 from tailrl.runtime.errors import StudyError
 from tailrl.tasks.problem import Problem, write_problems
-from tailrl.training import loop
+from tailrl.training import loop, step
 
 pytestmark = pytest.mark.vllm
 
@@ -89,21 +88,23 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def engines() -> Iterator[dict[tuple[str, str], VllmSampler]]:
-    made: dict[tuple[str, str], VllmSampler] = {}
+def engines() -> Iterator[dict[tuple[str, str], TwinCheckedSampler]]:
+    made: dict[tuple[str, str], TwinCheckedSampler] = {}
     yield made
-    shut_down(made)
+    shut_down({case: sampler.engine for case, sampler in made.items()})
 
 
 @pytest.fixture
-def started(folders: dict[str, Path], engines: dict[tuple[str, str], VllmSampler]) -> Callable[..., VllmSampler]:
-    def start(kind: str, name: str) -> VllmSampler:
+def started(
+    folders: dict[str, Path], engines: dict[tuple[str, str], TwinCheckedSampler]
+) -> Callable[..., TwinCheckedSampler]:
+    def start(kind: str, name: str) -> TwinCheckedSampler:
         if (kind, name) not in engines:
             settings = SamplerSettings.model_validate(FORMATS[name])
             if words := quantization.missing_instructions(settings):
                 pytest.skip(words)
             sampler = make_sampler(settings, folders[kind], MAX_LENGTH, seed=0)
-            assert isinstance(sampler, VllmSampler)
+            assert isinstance(sampler, TwinCheckedSampler)
             engines[kind, name] = sampler
         engines[kind, name].untested = True  # as before its first self-test
         return engines[kind, name]
@@ -116,7 +117,7 @@ def requests_of(count: int = 8) -> list[Request]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_engine_is_its_twin(case: tuple[str, str], started: Callable[..., VllmSampler]) -> None:
+def test_the_engine_is_its_twin(case: tuple[str, str], started: Callable[..., TwinCheckedSampler]) -> None:
     """After each of two hand-overs; an engine in float32 has nearly the twin's bits."""
     engine = started(*case)
     for seed in (1, 2):
@@ -127,7 +128,7 @@ def test_the_engine_is_its_twin(case: tuple[str, str], started: Callable[..., Vl
         assert engine.self_test(requests_of(), PLAIN) < 1e-5
         assert not engine.handed and not engine.untested
         rollouts = engine.generate(requests_of(), PLAIN)
-        engine_T = torch.cat([torch.from_numpy(r.logp_infer_T) for r in rollouts])
+        engine_T = torch.cat([torch.from_numpy(r.logp_sampler_T) for r in rollouts])
         given = (engine.folder, weights, engine.settings, rollouts, 1.0, False, torch.float32)
         from_twin = (engine_T - twin_logprobs(*given)).abs().mean()
         # Of int4 weights and a cache the weights alone explain most.
@@ -135,10 +136,10 @@ def test_the_engine_is_its_twin(case: tuple[str, str], started: Callable[..., Vl
         for other in (SamplerSettings(), no_cache):
             if other != engine.settings:
                 with pytest.raises(StudyError, match="vLLM computes in another format"):
-                    quantization.check_formats(engine.llm, other)
+                    quantization.check_formats(engine.engine.llm, other)
                 from_other = (engine_T - twin_logprobs(*given[:2], other, *given[3:])).abs().mean()
-                assert from_twin < (0.1 if engine.dtype == torch.float32 else 0.9) * from_other
-        assert from_twin < (0.01 if engine.dtype == torch.float32 else 0.1)
+                assert from_twin < (0.1 if engine.engine.dtype == torch.float32 else 0.9) * from_other
+        assert from_twin < (0.01 if engine.engine.dtype == torch.float32 else 0.1)
 
 
 def by_input(name: str, weight: Tensor, settings: SamplerSettings) -> Iterator[tuple[str, Tensor]]:
@@ -166,7 +167,7 @@ WRONG = "the quantised engine is not its own format: its log-probs differ"
 
 @pytest.mark.parametrize("case", SPOILT)
 def test_transposed_scales_are_found(
-    case: tuple[str, str], started: Callable[..., VllmSampler], monkeypatch: pytest.MonkeyPatch
+    case: tuple[str, str], started: Callable[..., TwinCheckedSampler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = started(*case)
     monkeypatch.setattr(engine_module, "packed", by_input)
@@ -176,7 +177,7 @@ def test_transposed_scales_are_found(
 
 
 @pytest.mark.slow  # int4 alone has them; transposed scales of int8 are found too
-def test_swapped_nibbles_are_found(started: Callable[..., VllmSampler], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_swapped_nibbles_are_found(started: Callable[..., TwinCheckedSampler], monkeypatch: pytest.MonkeyPatch) -> None:
     engine = started(*INT4_CASE)
     monkeypatch.setattr(engine_module, "packed", swapped)
     engine.load_weights(named_weights(random_model("qwen2", 1)))
@@ -186,24 +187,24 @@ def test_swapped_nibbles_are_found(started: Callable[..., VllmSampler], monkeypa
 
 @pytest.mark.parametrize("case", SPOILT)
 def test_weights_of_the_previous_hand_over_are_found(
-    case: tuple[str, str], started: Callable[..., VllmSampler], monkeypatch: pytest.MonkeyPatch
+    case: tuple[str, str], started: Callable[..., TwinCheckedSampler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = started(*case)
     engine.load_weights(named_weights(random_model(case[0], 1)))
-    call = engine.llm.collective_rpc
+    call = engine.engine.llm.collective_rpc
 
     def deaf(method: str, args: Sequence[Any] = ()) -> Any:
         return [len(list(args[0]))] if method == "set_weights" else call(method, args=tuple(args))
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine.llm, "collective_rpc", deaf)
+        patch.setattr(engine.engine.llm, "collective_rpc", deaf)
         engine.load_weights(named_weights(random_model(case[0], 2)))
     with pytest.raises(StudyError, match=WRONG):
         engine.self_test(requests_of(), PLAIN)
 
 
 def test_int8_scales_that_a_reload_frees_are_found(
-    started: Callable[..., VllmSampler], monkeypatch: pytest.MonkeyPatch
+    started: Callable[..., TwinCheckedSampler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """vLLM's own way, without `_hold_scales`: the kernel reads memory that something else uses by then."""
     if torch.cpu._is_amx_tile_supported():
@@ -227,7 +228,7 @@ def test_int8_scales_that_a_reload_frees_are_found(
 
 
 def test_a_prepack_that_a_reload_leaves_is_found(
-    started: Callable[..., VllmSampler], monkeypatch: pytest.MonkeyPatch
+    started: Callable[..., TwinCheckedSampler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel multiplies with what it prepacked of the weights before, by their scales."""
     if torch.cpu._is_amx_tile_supported():
@@ -251,18 +252,18 @@ def test_a_prepack_that_a_reload_leaves_is_found(
 
 
 def test_a_format_that_vllm_did_not_take_is_named(
-    started: Callable[..., VllmSampler], monkeypatch: pytest.MonkeyPatch
+    started: Callable[..., TwinCheckedSampler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the start, since log-probs may be too near to tell. The engine here is as if another had been asked for."""
     engine = started(*INT8_CASE)
-    engine._check_start(gpu=False)
+    engine.engine._check_start(gpu=False)
     for asked in ({"quantization": "int4", "group_size": 32}, {"kv_cache_dtype": "fp8_e5m2"}):
-        monkeypatch.setattr(engine, "settings", SamplerSettings.model_validate(asked))
+        monkeypatch.setattr(engine.engine, "settings", SamplerSettings.model_validate(asked))
         with pytest.raises(StudyError, match=r"vLLM computes in another format \(weights; cache\): int8; .*, and not "):
-            engine._check_start(gpu=False)
+            engine.engine._check_start(gpu=False)
 
 
-def test_weights_are_kept_for_a_self_test_alone(started: Callable[..., VllmSampler]) -> None:
+def test_weights_are_kept_for_a_self_test_alone(started: Callable[..., TwinCheckedSampler]) -> None:
     """A first batch without one, as under `verify` or in an evaluation, drops them; later ones are not kept."""
     engine = started(*INT8_CASE)
     engine.load_weights(named_weights(random_model("llama", 1)))
@@ -272,12 +273,12 @@ def test_weights_are_kept_for_a_self_test_alone(started: Callable[..., VllmSampl
     assert not engine.handed
 
 
-def test_scales_of_the_cache_are_set_after_a_reload(started: Callable[..., VllmSampler]) -> None:
+def test_scales_of_the_cache_are_set_after_a_reload(started: Callable[..., TwinCheckedSampler]) -> None:
     """vLLM leaves what was in memory, in the tensors and in the numbers beside them that its kernels take."""
     engine = started(*SCALED_CASE)
-    (layers,) = engine.llm.apply_model(lambda model: [m for m in model.modules() if isinstance(m, Attention)])
+    (layers,) = engine.engine.llm.apply_model(lambda model: [m for m in model.modules() if isinstance(m, Attention)])
     assert len(layers) == 2
-    assert engine.rounds_queries is False, "a CPU's kernels do not"
+    assert engine.engine.rounds_queries is False, "a CPU's kernels do not"
     for layer in layers:
         layer._k_scale.fill_(-0.5), layer._v_scale.fill_(3.0)
         layer._k_scale_float, layer._v_scale_float = -0.5, 3.0
@@ -288,7 +289,7 @@ def test_scales_of_the_cache_are_set_after_a_reload(started: Callable[..., VllmS
 
 
 def test_a_run_with_a_quantised_engine(
-    started: Callable[..., VllmSampler],
+    started: Callable[..., TwinCheckedSampler],
     policy_folder: Path,
     problems: list[Problem],
     tmp_path: Path,
@@ -297,7 +298,7 @@ def test_a_run_with_a_quantised_engine(
     """Each of two steps has a mismatch; the policy has the sizes of the Llama here."""
     engine = started(*INT8_CASE)
     monkeypatch.setattr(loop, "make_sampler", lambda *_: engine)
-    monkeypatch.setattr(loop, "rewards", lambda rollouts, *_: np.arange(len(rollouts), dtype=np.float32) % 2)
+    monkeypatch.setattr(step, "rewards", lambda rollouts, *_: np.arange(len(rollouts), dtype=np.float32) % 2)
     write_problems(problems, tmp_path / "problems.jsonl")
     run = run_of({"sampler": FORMATS[INT8_CASE[1]]}, steps=2)
     loop.train(run, 0, policy_folder, tmp_path / "problems.jsonl", tmp_path / "out", tmp_path / "wandb")

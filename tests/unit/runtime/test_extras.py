@@ -70,8 +70,7 @@ def ends(lacking: Iterable[str], folder: Path, alone: Iterable[str] = ()) -> dic
         *(["check", study], ["plan", study], ["schema"], ["metrics"], ["download", study]),
         *(["demo", "--no-open", "--out", str(folder / "demo.html")], ["watch", str(log), "--once"]),
         ["explain", str(log), "--model", str(folder / "nowhere")],
-        *(["diagnose", str(log)], ["probe", str(folder / "nowhere")], ["claims", out], ["mirror", out]),
-        *(["dashboard", out],),
+        *(["diagnose", str(log)], ["probe", str(folder / "nowhere")], ["claims", out], ["dashboard", out]),
         *(["card", out, "--evaluation", out], ["job", "summarise", "--study", study, "--results", out, "--out", out]),
     ]
     assert {command[0] for command in commands} - {"job"} == {

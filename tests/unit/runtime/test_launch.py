@@ -19,6 +19,7 @@ import pytest
 from slow_cases import slow_but
 from step_fixture import run_of
 
+from tailrl.runtime.launch import run_beside
 from tailrl.tasks.problem import Problem, write_problems
 
 # Launches each of the scripts that it is given as two ranks, and says what became of it.
@@ -276,3 +277,35 @@ def test_a_number_of_ranks_is_a_number(count: str) -> None:
         f"'--ranks': not a whole number from 1 to 1000000: '{count}'" in ended.stderr
         and "\n" not in ended.stderr.strip()
     )
+
+
+BESIDE = """
+import os, sys
+from pathlib import Path
+from tailrl.runtime.launch import run_beside
+
+script = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+run_beside([sys.executable, "-c", script], dict(os.environ), Path(sys.argv[1]), lambda: None)
+"""
+
+
+def test_a_program_of_another_environment(tmp_path: Path) -> None:
+    output, looks = tmp_path / "output.txt", []
+    output.write_text("before\n")
+    words = [sys.executable, "-c", "import os, sys; print(os.environ['MARK']); sys.exit(3)"]
+    code = run_beside(words, {**os.environ, "MARK": "here"}, output, lambda: looks.append(output.read_text()))
+    assert code == 3 and looks[-1] == "before\nhere\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_program_of_another_environment_ends_with_its_job(tmp_path: Path, number: int) -> None:
+    output = tmp_path / "output.txt"
+    with subprocess.Popen([sys.executable, "-c", BESIDE, str(output)]) as job:
+        while not (output.is_file() and output.read_text().strip()):
+            assert job.poll() is None
+            time.sleep(0.02)
+        program = psutil.Process(int(output.read_text()))
+        job.send_signal(number)
+        assert job.wait() == -number
+        gone, _ = psutil.wait_procs([program], timeout=60)
+        assert gone

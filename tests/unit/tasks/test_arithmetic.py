@@ -6,6 +6,7 @@ import pytest
 
 from tailrl.config.tasks.arithmetic import ArithmeticTask
 from tailrl.runtime.errors import StudyError
+from tailrl.tasks.arithmetic import _by_habit as by_habit
 from tailrl.tasks.problem import Problem
 from tailrl.tasks.registry import load_task
 from tailrl.tasks.scoring import score
@@ -63,6 +64,37 @@ def test_problems_differ_and_are_those_of_the_seed() -> None:
     assert load(PLAIN.model_copy(update={"seed": 5})) != problems
     # More problems of the same seed are the same problems and more.
     assert load(PLAIN.model_copy(update={"problems": 100})) == problems[:100]
+
+
+PUPILS = {"17+15": 22, "17+12": 29, "9+5": 4, "8+19": 17, "99+1": 90, "32-17": 25, "39-17": 22, "21-3": 22, "40-40": 0}
+"""Sums as pupils write them who forget a carry, or take the smaller digit from the larger; by hand."""
+
+
+@pytest.mark.parametrize("step", PUPILS)
+def test_a_habit_is_a_pupils(step: str) -> None:
+    value, change = re.fullmatch(r"(\d+)([+-]\d+)", step).groups()  # type: ignore[union-attr]
+    assert by_habit(int(value), int(change)) == PUPILS[step]
+
+
+def test_a_habit_is_in_its_share_of_the_steps_and_carried_on() -> None:
+    habit = 0.7
+    usual = wrong = 0
+    for problem in load(PLAIN.model_copy(update={"habit": habit, "problems": 1500})):
+        assert int(problem.answer) == evaluate(problem.prompt.removesuffix("=\n"))
+        running = None
+        for step in steps(problem.solution):
+            left, _, written = step.partition("=")
+            assert running is None or re.match(r"\d+", left).group() == running  # type: ignore[union-attr]
+            value, change = re.fullmatch(r"(\d+)([+-]\d+)", left).groups()  # type: ignore[union-attr]
+            pupils = by_habit(int(value), int(change))
+            assert int(written) in (evaluate(left), pupils)
+            if pupils != evaluate(left):
+                usual += 1
+                wrong += int(written) == pupils
+            running = written
+        assert problem.solution.endswith(f"\\boxed{{{running}}}")
+    # Four standard errors: 1 in 16,000 by chance.
+    assert abs(wrong / usual - habit) < 4 * (habit * (1 - habit) / usual) ** 0.5 and usual > 500
 
 
 def test_slips_are_one_digit_and_are_carried_on() -> None:

@@ -15,7 +15,7 @@ import torch
 
 import tailrl
 from tailrl.objective.diagnostics import advantage_skew, log_ratio_metrics, weight_metrics
-from tailrl.report.metrics import ALIASES
+from tailrl.reports.metrics.page import ALIASES
 from tailrl.rollout.types import Rollout
 from tailrl.stats.verl import verl_metrics
 from tailrl.tracking.metrics import (
@@ -32,7 +32,7 @@ from tailrl.tracking.metrics import (
     Metric,
     in_group,
 )
-from tailrl.training.step_record import response_metrics, reward_metrics
+from tailrl.training.rollouts import response_metrics, reward_metrics
 
 ROOM = Path(tailrl.__file__).parent
 CATALOGUE = ROOM / "tracking" / "metrics.py"
@@ -140,15 +140,15 @@ def test_no_mismatch_gives_a_value_out_of_its_metrics_range(nats: float) -> None
     """From equal log-probs, where only rounding is left, to ratios beyond float32."""
     generator = torch.Generator().manual_seed(7)
     for _ in range(30):
-        train_T = -torch.rand(40, generator=generator) * 20
-        infer_T = (train_T + nats * torch.randn(40, generator=generator)).clamp(max=0)
+        trainer_T = -torch.rand(40, generator=generator) * 20
+        sampler_T = (trainer_T + nats * torch.randn(40, generator=generator)).clamp(max=0)
         sequence_T, weight_N = torch.arange(40) // 5, (nats * torch.randn(8, generator=generator)).exp()
-        ratios = log_ratio_metrics(train_T, infer_T, sequence_T, 8)
+        ratios = log_ratio_metrics(trainer_T, sampler_T, sequence_T, 8)
         groups = {
-            CORR: ratios | weight_metrics(weight_N) | advantage_skew(train_T, infer_T, torch.randn(40)),
+            CORR: ratios | weight_metrics(weight_N) | advantage_skew(trainer_T, sampler_T, torch.randn(40)),
             CORR_UNMASKED: ratios,
             CORR_VERL: verl_metrics(
-                (train_T - infer_T).double().numpy(), sequence_T.numpy(), 8, most=2.0, by_response=False
+                (trainer_T - sampler_T).double().numpy(), sequence_T.numpy(), 8, most=2.0, by_response=False
             ),
         }
         for group, values in groups.items():
@@ -181,8 +181,8 @@ def test_what_is_said_to_compute_a_metric_does() -> None:
         "objective.diagnostics.advantage_skew": advantage_skew(zeros, zeros, zeros),
         "objective.diagnostics.weight_metrics": weight_metrics(zeros),
         "stats.verl.verl_metrics": verl_metrics(np.zeros(3), np.arange(3), 3, most=2.0, by_response=False),
-        "training.step_record.reward_metrics": reward_metrics(np.zeros((1, 2), np.float32)),
-        "training.step_record.response_metrics": response_metrics([rollout]),
+        "training.rollouts.reward_metrics": reward_metrics(np.zeros((1, 2), np.float32)),
+        "training.rollouts.response_metrics": response_metrics([rollout]),
     }
     for function, computed in found.items():
         own = [metric for metric in METRICS.values() if metric.computed_by == f"tailrl.{function}"]

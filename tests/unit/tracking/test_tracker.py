@@ -6,12 +6,11 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from artifacts_fixture import record_of, write_job
 from slow_cases import slow_but
 from wandb_fixture import FAKE
 
@@ -153,7 +152,7 @@ def test_no_fault_of_wandb_reaches_training(
     assert lines(tmp_path) == [point(0), point(1)]
     said = capfd.readouterr().err
     assert said.count("tailrl: warning: W&B lacks something of this run (") == 1
-    assert f"`tailrl mirror {tmp_path}` sends it later" in said
+    assert f"`wandb sync {tmp_path}/wandb/*run-*` sends what W&B has written" in said
     assert "very-secret" not in said and "Traceback" not in said
     assert ("the server cannot be reached" in said) == fault.startswith("error")
     assert all(run["ends"] == [] for run in on_server(server).values())
@@ -169,91 +168,39 @@ def test_no_process_for_the_mirror_is_no_error(
     assert "W&B lacks something of this run (No such file or directory)" in capsys.readouterr().err
 
 
-# --- mirrored afterwards -------------------------------------------------------------------------------
+# --- names, and a run that goes on -----------------------------------------------------------------------
 
 
-def finished(results: Path, study: str, arm: str, seed: int, steps: int, begun: float = 1.0) -> Path:
-    """A run's files as training leaves them."""
-    points = [point(step, **{"time/step": begun + step}) for step in range(steps)]
-    record = record_of(RUN, seed, study=study, arm=arm)
-    return write_job(results / "train" / arm / f"seed{seed}", record, points)
-
-
-@pytest.fixture
-def here(server: Path) -> Iterator[Any]:  # noqa: ARG001 - the fake asks the environment where its server is
-    """The fake W&B in this process."""
-    module = type(sys)("wandb")
-    exec(FAKE, module.__dict__)
-    before = sys.modules.get("wandb")
-    sys.modules["wandb"] = module
-    yield module
-    sys.modules.pop("wandb")
-    if before is not None:
-        sys.modules["wandb"] = before
-
-
-@pytest.mark.usefixtures("here")
-def test_a_study_is_mirrored_once(tmp_path: Path, server: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    results = tmp_path / "results"
-    for arm, seed in (("naive", 0), ("naive", 1), ("dvp", 0)):
-        finished(results, "s", arm, seed, steps=3)
-    wandb_mirror.mirror(results)
-    first = on_server(server)
-    assert [name.rpartition("-")[0] for name in first] == ["s-dvp-seed0", "s-naive-seed0", "s-naive-seed1"]
-    assert all([step["train/step"] for step in run["steps"]] == [0, 1, 2] for run in first.values())
-    assert capsys.readouterr().out.count(": 3 of 3 steps sent\n") == 3
-    wandb_mirror.mirror(results)
-    assert capsys.readouterr().out.count(": 0 of 3 steps sent\n") == 3
-    assert {name: run["steps"] for name, run in on_server(server).items()} == {
-        name: run["steps"] for name, run in first.items()
-    }
-
-
-@pytest.mark.usefixtures("here")
-def test_what_was_lost_on_the_way_is_sent_later(
-    tmp_path: Path, server: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_run_that_goes_on_sends_what_the_server_lacks(
+    tmp_path: Path, server: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server falls silent for good in the middle of a run; the run is continued, not made again."""
-    results = tmp_path / "results"
-    folder = finished(results, "my_study", "dvp", 0, steps=4)
-    before = lines(folder)
+    """The server falls silent in the middle of a run; from its checkpoint the run goes on, and is not made again."""
+    steps = [point(step, **{"time/step": 1.0 + step}) for step in range(4)]
     monkeypatch.setenv("FAKE_WANDB_FAULT", "silence at step 2")
     monkeypatch.setattr(tracker, "FINISH_SECONDS", 2)
-    with Tracker(RUN, 0, folder, results, before[:1]) as tracked:
-        for step in before[1:]:
+    with Tracker(RUN, 0, tmp_path, tmp_path) as tracked:
+        for step in steps:
             tracked.log(step)
         assert tracked.mirror.process is not None
         end = time.monotonic() + 60
         while sum(len(run["steps"]) for run in on_server(server).values()) < 2:
             assert tracked.mirror.process.poll() is None and time.monotonic() < end
             time.sleep(0.01)
-    assert lines(folder) == before
     ((identity, run),) = on_server(server).items()
     assert len(run["steps"]) == 2
-    wandb_mirror.mirror(results)
-    assert f"{identity}: 2 of 4 steps sent" in capsys.readouterr().out
+    monkeypatch.delenv("FAKE_WANDB_FAULT")
+    monkeypatch.setattr(tracker, "FINISH_SECONDS", 60)
+    with Tracker(RUN, 0, tmp_path, tmp_path, steps[:3]) as tracked:
+        tracked.log(steps[3])
     ((again, run),) = on_server(server).items()
-    assert again == identity and run["steps"] == before
+    assert again == identity and run["steps"] == steps
 
 
-@pytest.mark.usefixtures("here")
 def test_a_seed_that_is_trained_again_is_another_run(tmp_path: Path, server: Path) -> None:
     for begun in (1.0, 1.5):
-        finished(tmp_path, "s", "dvp", 0, steps=2, begun=begun)
-        wandb_mirror.mirror(tmp_path)
+        with Tracker(RUN, 0, tmp_path, tmp_path) as tracked:
+            tracked.log(point(0, **{"time/step": begun}))
     assert len(on_server(server)) == 2
-
-
-@pytest.mark.parametrize("fault", ["error at init", "error at step 1", "error at finish"])
-def test_a_server_out_of_reach_is_one_sentence(
-    tmp_path: Path, here: Any, monkeypatch: pytest.MonkeyPatch, fault: str
-) -> None:
-    monkeypatch.setattr(here, "FAULT", fault)
-    folder = finished(tmp_path, "s", "dvp", 0, steps=2)
-    with pytest.raises(wandb_mirror.StudyError) as caught:
-        wandb_mirror.mirror(tmp_path)
-    words = "W&B does not take it: the server cannot be reached with key; it can be tried again"
-    assert str(caught.value) == f"{folder}: {words}"
 
 
 def test_names_of_runs_differ() -> None:

@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import pickle
-import struct
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 
 from tailrl.runtime.errors import StudyError
 from tailrl.training import checkpoints, kept_data
+from tailrl.training.checkpoint_files import HEADER
 from tailrl.training.checkpoints import Checkpoints
 from tailrl.training.state import RunState
 
@@ -52,37 +53,55 @@ def flip(file: Path) -> None:
     file.write_bytes(data)
 
 
-def put(file: Path, data: bytes) -> None:
-    """In the file's place, another one whose name has its checksum: nothing but its content is wrong."""
-    first, _, _ = file.name.rpartition("-")
-    file.rename(file.with_name(f"{first}-{hashlib.sha256(data).hexdigest()[:16]}.safetensors"))
-    (file.parent / f"{first}-{hashlib.sha256(data).hexdigest()[:16]}.safetensors").write_bytes(data)
+def part_of(state: Path) -> Path:
+    (part,) = state.glob("*.safetensors")
+    return part
+
+
+def cut(file: Path, length: int = 0) -> None:
+    os.truncate(file, length)
+
+
+def renamed(state: Path, header: bytes) -> None:
+    """With this header, the folder has the name of its checksum: nothing but its content is wrong."""
+    (state / HEADER).write_bytes(header)
+    first, _, _ = state.name.rpartition("-")
+    state.rename(state.with_name(f"{first}-{hashlib.sha256(header).hexdigest()[:16]}"))
 
 
 def forged(
     tensors: Callable[[dict[str, Tensor]], object] = lambda _: None,
     header: Callable[[dict[str, Any]], object] = lambda _: None,
 ) -> Callable[[Path], None]:
-    """A whole file, some of its tensors or of its numbers changed."""
+    """A whole state, some of its tensors or of its numbers changed."""
 
-    def change(file: Path) -> None:
-        with safe_open(file, framework="pt") as opened:
+    def change(state: Path) -> None:
+        part, known = part_of(state), json.loads((state / HEADER).read_bytes())
+        with safe_open(part, framework="pt") as opened:
             metadata = dict(opened.metadata())
-        weights, numbers = load_file(file), json.loads(metadata["numbers"])
+        weights, shares = load_file(part), json.loads(metadata[SHARES])
         tensors(weights)
-        header(numbers)
-        put(file, save(weights, metadata | {"numbers": json.dumps(numbers)}))
+        header(known["numbers"])
+        metadata[SHARES] = json.dumps({name: shares.get(name, {"saved_offsets": [0]}) for name in weights})
+        data = save(weights, metadata)
+        part.write_bytes(data)
+        known["parts"] = {part.name: {"length": len(data), "sha256": hashlib.sha256(data).hexdigest()}}
+        renamed(state, json.dumps(known).encode())
 
     return change
 
 
-def without_header(file: Path) -> None:
-    put(file, save(load_file(file)))
+def file_instead(state: Path) -> None:
+    shutil.rmtree(state)
+    state.write_bytes(b"{}")
 
 
-def folder_instead(file: Path) -> None:
-    file.unlink()
-    (file / "inside").mkdir(parents=True)
+def pickled(state: Path) -> None:
+    """A part with its checksum: it is read as safetensors alone, and never unpickled."""
+    known, data = json.loads((state / HEADER).read_bytes()), pickle.dumps({"model": 1})
+    part_of(state).write_bytes(data)
+    known["parts"] = {part_of(state).name: {"length": len(data), "sha256": hashlib.sha256(data).hexdigest()}}
+    renamed(state, json.dumps(known).encode())
 
 
 def metrics_of(file: Path) -> Path:
@@ -95,18 +114,21 @@ def tokens_of_step_one(file: Path) -> Path:
 
 
 NORM = "model.model.norm.weight"
-CHECKSUM, NO_STATE = "damaged, since its checksum is not the one in its name", "no state could be read from it ("
+SHARES = "DCP_SHARDING_INFO"
+CHECKSUM = "damaged, since the checksum of its checkpoint.json is not the one in its name"
+PART, NO_STATE = " is damaged, since its checksum is not the one in checkpoint.json", "no state could be read from it ("
 DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
-    "one bit": (flip, CHECKSUM),
-    "cut short": (lambda file: os.truncate(file, file.stat().st_size // 2), CHECKSUM),
-    "no byte": (lambda file: os.truncate(file, 0), CHECKSUM),
-    "zeros, as after a power cut": (lambda file: file.write_bytes(bytes(file.stat().st_size)), CHECKSUM),
-    "something behind its end": (lambda file: file.write_bytes(file.read_bytes() + b"x"), CHECKSUM),
-    "a pickle": (lambda file: file.write_bytes(pickle.dumps({"model": 1})), CHECKSUM),
-    "a folder": (folder_instead, CHECKSUM),
-    "a pickle with its checksum": (lambda file: put(file, pickle.dumps({"model": 1})), NO_STATE),
-    "a header that lies": (lambda file: put(file, struct.pack("<Q", 1 << 60) + b"{}"), NO_STATE),
-    "no header of our own": (without_header, NO_STATE),
+    "one bit": (lambda state: flip(part_of(state)), PART),
+    "cut short": (lambda state: cut(part_of(state), 1000), PART),
+    "no byte": (lambda state: cut(part_of(state)), PART),
+    "zeros, as after a power cut": (lambda state: part_of(state).write_bytes(bytes(1000)), PART),
+    "something behind its end": (lambda state: part_of(state).write_bytes(part_of(state).read_bytes() + b"x"), PART),
+    "a pickle": (lambda state: part_of(state).write_bytes(pickle.dumps({"model": 1})), PART),
+    "a pickle with its checksum": (pickled, NO_STATE),
+    "one bit of its numbers": (lambda state: flip(state / HEADER), CHECKSUM),
+    "no numbers": (lambda state: (state / HEADER).unlink(), CHECKSUM),
+    "a file": (file_instead, CHECKSUM),
+    "numbers that are none": (lambda state: renamed(state, b"[]"), NO_STATE),
     "a weight that is missing": (forged(lambda tensors: tensors.pop(NORM)), NO_STATE + "its policy has other weights"),
     "a weight of another size": (
         forged(lambda tensors: tensors.update({NORM: torch.ones(3)})),
@@ -195,7 +217,8 @@ def test_two_checkpoints_on_the_same_damaged_file_both_stay(state: RunState, sav
 
 OTHERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "of another run": (lambda _: None, "of a run with other settings; training starts anew"),
-    "of another run, and damaged": (lambda file: os.truncate(file, 100), "of an unknown run; training starts anew"),
+    "of another run, and damaged": (lambda file: cut(file / HEADER, 100), "of an unknown run; training starts anew"),
+    "of a version that wrote one file": (file_instead, "of an unknown run; training starts anew"),
 }
 
 
@@ -218,7 +241,8 @@ def test_a_half_written_checkpoint_is_named_and_removed(
     advance(state)
     first = saved.save(state)
     aside = saved.folder / checkpoints.UNFINISHED
-    aside.write_bytes(first.read_bytes()[:1000])
+    shutil.copytree(first, aside)
+    (aside / HEADER).unlink()
     assert saved.resume(state)
     assert capsys.readouterr().err.startswith(f"tailrl: {aside}: half-written, left out\n")
     assert files(saved) == [first]
@@ -302,5 +326,5 @@ def test_a_checkpoint_does_not_grow_with_the_steps(state: RunState, saved: Check
     for steps in (2, 20):
         for _ in range(steps):
             advance(state)
-        sizes.append(saved.save(state).stat().st_size)
+        sizes.append(sum(file.stat().st_size for file in saved.save(state).iterdir()))
     assert sizes[1] - sizes[0] < 20 * 100

@@ -27,7 +27,7 @@ from tailrl.objective.noise import normal
 from tailrl.tasks.problem import Problem, write_problems
 from tailrl.training.loop import train
 from tailrl.training.step import update
-from tailrl.training.step_record import Stopwatch
+from tailrl.training.stopwatch import Stopwatch
 from tailrl.training.weight_sync import WeightSync
 
 STEPS = 4

@@ -11,7 +11,7 @@ from step_fixture import STEPS, run_of
 from tailrl.config.load import parse_study
 from tailrl.runtime.errors import StudyError
 from tailrl.tasks.problem import Problem, write_problems
-from tailrl.training import loop
+from tailrl.training import loop, step
 
 EXACT = {"engine": "exact", "dtype": "float32"}
 ZERO = ("kl", "k3_kl", "delta_abs_mean", "delta_abs_max", "log_ppl_diff", "log_ppl_abs_diff", "chi2_token", "chi2_seq")
@@ -36,7 +36,7 @@ def run_steps(
 ) -> list[dict[str, float]]:
     """The metrics of each step."""
     # A random policy solves nothing: without this there would be no gradient, and the weights would stay.
-    monkeypatch.setattr(loop, "rewards", lambda rollouts, *_: np.arange(len(rollouts), dtype=np.float32) % 2)
+    monkeypatch.setattr(step, "rewards", lambda rollouts, *_: np.arange(len(rollouts), dtype=np.float32) % 2)
     write_problems(problems, out / "problems.jsonl")
     run = run_of({**arm, "sampler": EXACT | arm.get("sampler", {})}, token_budget=90)
     loop.train(run, 0, policy_folder, out / "problems.jsonl", out / "out", out / "wandb")
@@ -49,13 +49,13 @@ def run_steps(
 def test_sampler_and_trainer_do_not_differ(
     arm: str, policy_folder: Path, problems: list[Problem], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for step in run_steps(ARMS[arm], policy_folder, problems, tmp_path, monkeypatch):
+    for line in run_steps(ARMS[arm], policy_folder, problems, tmp_path, monkeypatch):
         for group in ("rollout_corr", "rollout_corr_unmasked"):
-            assert {name: step[f"{group}/{name}"] for name in ZERO} == dict.fromkeys(ZERO, 0.0)
+            assert {name: line[f"{group}/{name}"] for name in ZERO} == dict.fromkeys(ZERO, 0.0)
         for of in ("mean", "min"):
-            assert step[f"dvp/kept_mass_train_{of}"] == step[f"dvp/kept_mass_rollout_{of}"]
-        assert step["dvp/sampled_outside_train_support_count"] == 0
-        assert step["train/grad_norm"] > 0
+            assert line[f"dvp/kept_mass_train_{of}"] == line[f"dvp/kept_mass_rollout_{of}"]
+        assert line["dvp/sampled_outside_train_support_count"] == 0
+        assert line["train/grad_norm"] > 0
     tokens = np.load(tmp_path / "out" / "tokens.npz")
     assert (tokens["logp_train"] == tokens["logp_infer"]).all()
     assert (tokens["logp_train_masked"] == tokens["logp_infer_masked"]).all()

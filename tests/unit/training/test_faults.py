@@ -21,7 +21,7 @@ from step_fixture import make_rollouts, run_of, samples_of
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tailrl.config.jobs import Evaluation, Run
+from tailrl.config.jobs import Evaluation
 from tailrl.config.training import Training
 from tailrl.rollout import Decoding
 from tailrl.rollout.exact import ExactSampler
@@ -30,10 +30,10 @@ from tailrl.runtime import timeouts
 from tailrl.runtime.errors import NumericalError, StudyError
 from tailrl.runtime.timeouts import EngineError
 from tailrl.tasks.problem import Problem
-from tailrl.training import guarded_engine, step
+from tailrl.training import guarded_engine, scorer, step
 from tailrl.training.optimizer import make_optimizer
-from tailrl.training.step import Sample
-from tailrl.training.step_record import Stopwatch
+from tailrl.training.samples import Sample
+from tailrl.training.stopwatch import Stopwatch
 
 FEW = {"steps": 4, "checkpoint_every": 1, "keep_tokens_every": 2}
 
@@ -78,7 +78,7 @@ def test_a_log_prob_of_the_sampler_that_is_none_is_refused(model: PreTrainedMode
     """With a rejection the loss stays finite."""
     run = run_of({"correction": correction})
     rollouts, advantages = make_rollouts()
-    rollouts[0].logp_infer_T[0] = np.nan
+    rollouts[0].logp_sampler_T[0] = np.nan
     optimizer = make_optimizer(model, run.training)
     with pytest.raises(StudyError, match="a log-prob of the sampler is not finite"):
         step.update(model, optimizer, samples_of(rollouts, advantages, run), run, 0, Stopwatch())
@@ -90,7 +90,7 @@ def test_a_weight_that_overflows_skips_the_update_where_its_token_is_kept(
 ) -> None:
     """A fault of numbers, which the loop counts and survives; beside a veto the response weighs 0."""
     rollouts, advantages = make_rollouts()
-    rollouts[0].logp_infer_T[0] = -200.0
+    rollouts[0].logp_sampler_T[0] = -200.0
     for own, refused in ((correction, True), ({**correction, "veto_above": 1e6}, False)):
         run = run_of({"correction": own})
         given = (make_optimizer(model, run.training), samples_of(rollouts, advantages, run), run, 0, Stopwatch())
@@ -104,15 +104,15 @@ def test_a_weight_that_overflows_skips_the_update_where_its_token_is_kept(
 
 def inject(monkeypatch: pytest.MonkeyPatch, fault: Fault, *steps: int) -> None:
     """The fault comes in the forward pass of these steps; one update a step, in one micro-batch."""
-    forward, count = step.forward_logprobs, iter(range(100))
+    score, count = scorer.Scorer.__call__, iter(range(100))
 
-    def faulty(model: PreTrainedModel, samples: Sequence[Sample], run: Run) -> Any:
-        scored, batch = forward(model, samples, run)
+    def faulty(self: scorer.Scorer, model: PreTrainedModel, samples: Sequence[Sample]) -> scorer.Scored:
+        scored = score(self, model, samples)
         if next(count) in steps:
-            fault(model, scored[0])
-        return scored, batch
+            fault(model, scored.logprobs)
+        return scored
 
-    monkeypatch.setattr(step, "forward_logprobs", faulty)
+    monkeypatch.setattr(scorer.Scorer, "__call__", faulty)
 
 
 @pytest.mark.parametrize("where", FAULTS)

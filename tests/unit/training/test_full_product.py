@@ -30,8 +30,10 @@ from tailrl.rollout.types import Request, Rollout
 from tailrl.runtime.seeding import derive_seed
 from tailrl.tasks.problem import Problem
 from tailrl.training.rollouts import step_requests
-from tailrl.training.step import Sample, update
-from tailrl.training.step_record import StepRecord, Stopwatch
+from tailrl.training.samples import Sample
+from tailrl.training.step import update
+from tailrl.training.stopwatch import Stopwatch
+from tailrl.training.token_table import TokenTable
 
 SOUND = [vocabulary for vocabulary in every_vocabulary() if not vocabulary_reasons(vocabulary)]
 PROMPTS, GROUP, TOKENS = 2, 3, 4
@@ -88,7 +90,7 @@ def test_every_arm_is_admitted_or_refused_with_its_reason() -> None:
 
 def two_steps(
     model: PreTrainedModel, run: Run, prompts: list[tuple[int, ...]], respond: Callable[[Request, Decoding], Rollout]
-) -> list[tuple[float, float, StepRecord]]:
+) -> list[tuple[float, float, TokenTable]]:
     """Losses, norms and records of two steps, in the loop's order."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=run.training.learning_rate, weight_decay=0.0, fused=True)
     thresholds = Thresholds(run.vocabulary, model.config.vocab_size)
@@ -114,7 +116,7 @@ def two_steps(
     return steps
 
 
-def sends_gradient(record: StepRecord, run: Run) -> bool:
+def sends_gradient(record: TokenTable, run: Run) -> bool:
     """Whether any token of the step does: it has an advantage, and nothing that may stop it does.
 
     It may be stopped by the clip, the correction's threshold, the veto or the trainer's set; and, with ratios, by a
@@ -122,16 +124,16 @@ def sends_gradient(record: StepRecord, run: Run) -> bool:
     recorded for the weights that sampled. The first update may move one more out of the second's set: its response's
     ratio, which is of the update's own sets, is then 0.
     """
-    sequence_T = record.of("sequence_T")
-    outside_T = record.of("logprobs.outside_T")
-    gone_N = record.of("weights.rejected_N") | record.of("weights.vetoed_N")
+    sequence_T = record.sequence_T
+    outside_T = record.trainer.outside_T
+    gone_N = record.weights.rejected_N | record.weights.vetoed_N
     if run.correction.weighted:
         gone_N[sequence_T[outside_T]] = True
-        gone_N |= record.of("weights.raw_N") == 0
-    stopped_T = record.of("clipped_T") | record.of("weights.masked_T") | gone_N[sequence_T]
+        gone_N |= record.weights.raw_N == 0
+    stopped_T = record.clipped_T | record.weights.masked_T | gone_N[sequence_T]
     if run.vocabulary.outside == "drop":
         stopped_T |= outside_T
-    return bool((record.of("advantage_T")[~stopped_T] != 0).any())
+    return bool((record.advantage_T[~stopped_T] != 0).any())
 
 
 @pytest.mark.slow

@@ -14,8 +14,10 @@ from transformers import PreTrainedModel
 from tailrl.config.training import Training
 from tailrl.runtime.errors import StudyError
 from tailrl.training.optimizer import make_optimizer, optimizer_step
-from tailrl.training.step import Sample, update
-from tailrl.training.step_record import StepRecord, Stopwatch
+from tailrl.training.samples import Sample
+from tailrl.training.step import update
+from tailrl.training.stopwatch import Stopwatch
+from tailrl.training.token_table import TokenTable
 
 RATE, GRADIENTS = 0.1, ([3.0, -4.0], [1.0, 0.5], [-2.0, 0.0])
 
@@ -73,7 +75,7 @@ def test_sgd_refuses_what_it_does_not_use() -> None:
 # --- what the loss is a mean over ------------------------------------------------------------------------
 
 
-def moved(model: PreTrainedModel, samples: list[Sample], **training: Any) -> tuple[float, Tensor, StepRecord]:
+def moved(model: PreTrainedModel, samples: list[Sample], **training: Any) -> tuple[float, Tensor, TokenTable]:
     """Loss of one update, its change of the weights, and its record; the model itself stays unchanged."""
     run = run_of({"vocabulary": DVP, "correction": {"sequence": "mis"}}, max_grad_norm=1e9, **training)
     changed = copy.deepcopy(model)
@@ -84,7 +86,7 @@ def moved(model: PreTrainedModel, samples: list[Sample], **training: Any) -> tup
 
 def test_the_mean_over_kept_responses_ignores_rejected_ones(model: PreTrainedModel) -> None:
     samples = samples_of(*make_rollouts(), run_of({"vocabulary": DVP}))
-    alone = [moved(model, [sample])[2].of("weights.used_N").item() for sample in samples]
+    alone = [moved(model, [sample])[2].weights.used_N.item() for sample in samples]
     kept = [sample for sample, weight in zip(samples, alone, strict=True) if weight > 0]
     assert 0 < len(kept) < len(samples)
     loss, steps, _ = moved(model, samples, loss_mean="kept")
@@ -99,7 +101,7 @@ def test_the_mean_over_kept_responses_ignores_rejected_ones(model: PreTrainedMod
 
 def test_where_no_response_is_kept_nothing_moves(model: PreTrainedModel) -> None:
     samples = samples_of(*make_rollouts(), run_of({"vocabulary": DVP}))
-    alone = [moved(model, [sample])[2].of("weights.used_N").item() for sample in samples]
+    alone = [moved(model, [sample])[2].weights.used_N.item() for sample in samples]
     rejected = [sample for sample, weight in zip(samples, alone, strict=True) if weight == 0]
     loss, steps, _ = moved(model, rejected, loss_mean="kept")
     assert loss == 0 and not steps.any()

@@ -19,11 +19,13 @@ from tailrl.config.jobs import Run
 from tailrl.model.policy import named_weights
 from tailrl.runtime import distributed
 from tailrl.runtime.errors import StudyError
-from tailrl.training import step
+from tailrl.training import scorer
 from tailrl.training.optimizer import make_optimizer, optimizer_step
 from tailrl.training.placement import is_sharded, place
-from tailrl.training.step import Sample, accumulate_gradients
-from tailrl.training.step_record import StepRecord, Stopwatch
+from tailrl.training.samples import Sample
+from tailrl.training.scorer import make_scorer
+from tailrl.training.step import accumulate_gradients
+from tailrl.training.stopwatch import Stopwatch
 
 ARM = {"vocabulary": DVP}
 """All seven responses in one micro-batch, or in five."""
@@ -32,7 +34,7 @@ ONE, FIVE = run_of(ARM, token_budget=10_000), run_of(ARM)
 
 def gradients_of(model: PreTrainedModel, run: Run) -> tuple[float, dict[str, Tensor]]:
     """The loss, and every parameter's gradient, whole."""
-    loss = accumulate_gradients(model, samples_of(*make_rollouts(), run), run, Stopwatch(), StepRecord())
+    loss, _ = accumulate_gradients(model, samples_of(*make_rollouts(), run), make_scorer(run), Stopwatch())
     return loss, {name: distributed.whole(p.grad).clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
@@ -138,7 +140,7 @@ def test_a_model_without_named_layers_stays_whole(model: PreTrainedModel, traini
 def with_logits(sample: Sample, vocabulary: int) -> Sample:
     """With the sampler's logits of each token, as centering needs them."""
     logits = tuple(np.zeros(vocabulary, np.float32) for _ in sample.rollout.tokens)
-    return replace(sample, rollout=replace(sample.rollout, logits_infer_KV=logits))
+    return replace(sample, rollout=replace(sample.rollout, logits_sampler_KV=logits))
 
 
 @pytest.mark.parametrize("centering", ["none", "full"])
@@ -157,8 +159,9 @@ def test_fsdp_gets_the_tensors_themselves(
     if centering == "full":
         vocabulary = model.config.vocab_size
         samples = [with_logits(sample, vocabulary) for sample in samples]
-    monkeypatch.setattr(step, "as_forward", as_forward)
-    (logprobs, centre_T, _), _ = step.forward_logprobs(model, samples, run)
+    monkeypatch.setattr(scorer, "as_forward", as_forward)
+    scored = make_scorer(run)(model, samples)
+    logprobs, centre_T = scored.logprobs, scored.expected_T
     (given,) = seen
     assert all(isinstance(part, torch.Tensor) for part in given[:-1]) and given[0] is logprobs.logp_T
     assert given[-1] is centre_T and (centre_T is None) == (centering == "none")

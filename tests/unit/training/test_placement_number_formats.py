@@ -15,7 +15,7 @@ from tailrl.runtime import distributed
 from tailrl.runtime.errors import StudyError
 from tailrl.training import step
 from tailrl.training.placement import decided, is_sharded, number_formats, place, tensor_floats
-from tailrl.training.step_record import Stopwatch
+from tailrl.training.stopwatch import Stopwatch
 
 EXACT: dict[str, Any] = {"sampler": {"engine": "exact", "dtype": "float32"}}
 VERIFIED: dict[str, Any] = {"sampler": {"verify": True}}
@@ -73,12 +73,13 @@ def test_tf32_is_the_trainers_alone(
     """An engine in the same process multiplies as before."""
     seen: list[bool] = []
 
-    def noted(*_: Any) -> float:
+    def noted(*_: Any) -> tuple[float, Any]:
         seen.append(torch.backends.cuda.matmul.allow_tf32)
-        return 0.0
+        return 0.0, SimpleNamespace(weights=SimpleNamespace(ratio_X=None))
 
     monkeypatch.setattr(torch.cuda, "Event", lambda **_: SimpleNamespace(record=lambda: None))
     monkeypatch.setattr(step, "accumulate_gradients", noted)
+    monkeypatch.setattr(step, "TokenTable", SimpleNamespace(joined=lambda tables: tables[0]))
     monkeypatch.setattr(step, "optimizer_step", lambda *_: 0.0)
     run = run_of(arm, dtype="float32")
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)

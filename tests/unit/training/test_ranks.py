@@ -22,12 +22,12 @@ from tailrl.config.jobs import Run
 from tailrl.rollout.types import Request, Rollout
 from tailrl.runtime import distributed
 from tailrl.runtime.errors import NumericalError
-from tailrl.training import step
+from tailrl.training import scorer, step
 from tailrl.training.optimizer import make_optimizer
 from tailrl.training.placement import give_up_forward, place
 from tailrl.training.rollouts import of_all_ranks
 from tailrl.training.step import update
-from tailrl.training.step_record import Stopwatch
+from tailrl.training.stopwatch import Stopwatch
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 MIS = {"sequence": "mis", "sequence_threshold": 2.0}
@@ -71,8 +71,8 @@ def updates_of_placed(model: PreTrainedModel, run: Run, count: int) -> dict[str,
         "losses": [loss for loss, _, _ in found],
         "norms": [norm for _, norm, _ in found],
         "metrics": [record.metrics() for _, _, record in found],
-        "tokens": [record.tokens() for _, _, record in found],
-        "order": [record.order() for _, _, record in found],
+        "tokens": [record.arrays(step=0) for _, _, record in found],
+        "order": [record.number_N.tolist() for _, _, record in found],
         "gradients": [gradient.numpy() for gradient in gradients],
         "weights": torch.cat([distributed.whole(p).detach().flatten() for p in model.parameters()]).numpy(),
     }
@@ -178,26 +178,27 @@ def test_values_of_all_ranks_arrive_unchanged(tmp_path: Path) -> None:
 
 def faulty(model: PreTrainedModel, run: Run, where: str) -> dict[str, Any]:
     """An update that the second rank alone has a fault in, then an undisturbed one."""
-    own, forward = step.constrained_logprobs, step.forward_logprobs
+    own, score = scorer.constrained_logprobs, scorer.Scorer.__call__
 
     def nan_in_the_head(*_: Any) -> Any:
         raise NumericalError("NaN or Inf in the head's weight")
 
-    def nan_in_a_logprob(*arguments: Any) -> Any:
-        scored, batch = forward(*arguments)
-        scored[0].logp_full_T[0] = np.nan
-        return scored, batch
+    def nan_in_a_logprob(*arguments: Any) -> scorer.Scored:
+        scored = score(*arguments)
+        scored.logprobs.logp_full_T[0] = np.nan
+        return scored
 
     place(model, run.training)
     optimizer = make_optimizer(model, run.training)
     samples = samples_of(*make_rollouts(), run)
     if distributed.number() == 1:
         # Within FSDP's forward, which is then cut short; or after it.
-        step.constrained_logprobs = nan_in_the_head if where == "head" else own
-        step.forward_logprobs = nan_in_a_logprob if where == "log-prob" else forward
+        vars(scorer)["constrained_logprobs"] = nan_in_the_head if where == "head" else own
+        scorer.Scorer.__call__ = nan_in_a_logprob if where == "log-prob" else score
     with pytest.raises(NumericalError) as caught:
         update(model, optimizer, samples, run, 0, Stopwatch())
-    step.constrained_logprobs, step.forward_logprobs = own, forward
+    vars(scorer)["constrained_logprobs"] = own
+    scorer.Scorer.__call__ = score
     give_up_forward(model)
     optimizer.zero_grad(set_to_none=True)
     return {"sentence": str(caught.value), "after": updates_of_placed(model, run, 1)["weights"]}

@@ -23,7 +23,7 @@ from tailrl.model.policy import load_policy
 from tailrl.runtime import distributed
 from tailrl.runtime.errors import StudyError
 from tailrl.tasks.problem import Problem
-from tailrl.training import checkpoint_files, checkpoints, loop, step
+from tailrl.training import checkpoint_files, checkpoints, loop, scorer
 
 TOLERANCE = 1e-9
 ARMS: dict[str, dict[str, Any]] = {
@@ -135,7 +135,7 @@ def test_ranks_killed_as_they_write_a_checkpoint_go_on_from_the_one_before(
         patched.setattr(checkpoint_files, "checksum", killed)
         with pytest.raises(AssertionError, match=r"rank 0: it ended with -9\nrank 1: it ended with -9"):
             on_ranks(2, runs.folder, runs.train_rank, run, 5, "out")
-    aside = runs.checkpoints / checkpoints.UNFINISHED_PARTS
+    aside = runs.checkpoints / checkpoints.UNFINISHED
     assert [int(name.split("-")[1]) for name in runs.saved()] == [2] and len(list(aside.iterdir())) == 2
     on_ranks(after, runs.folder, runs.train_rank, run, 5, "out")
     assert f"tailrl: {aside}: half-written, left out\n" in capfd.readouterr().err
@@ -147,18 +147,18 @@ def test_ranks_killed_as_they_write_a_checkpoint_go_on_from_the_one_before(
 @pytest.mark.slow  # `test_ranks.py` has one update of it
 def test_a_fault_on_one_rank_is_skipped_by_all(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """One batch is kept, the whole step's; later steps equal those of a single process that skipped too."""
-    forward = step.forward_logprobs
+    score = scorer.Scorer.__call__
     run = settings(runs, "budget")
     calls = {"budget": 0}
 
-    def faulty(*arguments: Any) -> Any:
-        scored, batch = forward(*arguments)
+    def faulty(*arguments: Any) -> scorer.Scored:
+        scored = score(*arguments)
         calls["budget"] += 1
         if calls["budget"] == 1 and distributed.number() == distributed.count() - 1:
-            scored[0].logp_full_T[0] = np.nan
-        return scored, batch
+            scored.logprobs.logp_full_T[0] = np.nan
+        return scored
 
-    monkeypatch.setattr(step, "forward_logprobs", faulty)
+    monkeypatch.setattr(scorer.Scorer, "__call__", faulty)
     on_two_ranks(runs, run, "two")
     one = runs.train(run, name="one")
     two = runs.result("two")

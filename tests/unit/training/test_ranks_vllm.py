@@ -26,12 +26,12 @@ from pathlib import Path
 import numpy as np
 from tailrl.config.jobs import Run
 from tailrl.config.load import parse_settings
-from tailrl.training import loop
+from tailrl.training import loop, step
 
 def rewards(rollouts, *_):
     return np.array([zlib.crc32(str(rollout.tokens).encode()) % 2 for rollout in rollouts], dtype=np.float32)
 
-loop.rewards = rewards
+step.rewards = rewards
 folder, policy, out = map(Path, sys.argv[1:])
 loop.train(parse_settings(Run, str(folder / "run.json")), 5, policy, folder / "problems.jsonl", folder / out, folder)
 """

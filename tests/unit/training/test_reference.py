@@ -14,8 +14,9 @@ from tailrl.model.policy import named_weights
 from tailrl.model.quantized import match_engine
 from tailrl.tracking import metrics as keys
 from tailrl.training.reference import reference_weights, with_reference
-from tailrl.training.step import accumulate_gradients, computing_at, old_logprobs
-from tailrl.training.step_record import StepRecord, Stopwatch
+from tailrl.training.scorer import computing_at, make_scorer, score_all
+from tailrl.training.step import accumulate_gradients
+from tailrl.training.stopwatch import Stopwatch
 
 BETA, COUNT = 0.3, 6
 
@@ -50,8 +51,7 @@ def test_a_step_with_a_reference_is_the_definition(
     reference = reference_weights(run, policy_folder)
     chosen = list(with_reference(model, chosen, rewards_PG, run, reference, Stopwatch()))
     assert all(torch.equal(weight, before[name]) for name, weight in named_weights(model))
-    record = StepRecord()
-    loss = accumulate_gradients(model, chosen, run, Stopwatch(), record)
+    loss, record = accumulate_gradients(model, chosen, make_scorer(run), Stopwatch())
 
     new, base = plain(policy_folder, model), plain(policy_folder)
     logps, terms, k1, k3 = [], [], [], []
@@ -111,8 +111,8 @@ def test_the_reference_is_rounded_as_the_policy_is(
     reference = reference_weights(run, policy_folder)
     found = with_reference(model, chosen, np.zeros((3, 2), np.float32), run, reference, Stopwatch())
     with torch.no_grad(), computing_at(model, run, None):
-        own = old_logprobs(model, chosen, run)
+        own = score_all(model, chosen, make_scorer(run))
     with torch.no_grad():
-        unrounded = old_logprobs(model, chosen, run)
-    assert all(torch.equal(a.logp_ref_T, b.logp_full_T) for a, b in zip(found, own, strict=True))
-    assert not all(torch.equal(a.logp_ref_T, b.logp_full_T) for a, b in zip(found, unrounded, strict=True))
+        unrounded = score_all(model, chosen, make_scorer(run))
+    assert all(torch.equal(a.logp_reference_T, b.logp_full_T) for a, b in zip(found, own, strict=True))
+    assert not all(torch.equal(a.logp_reference_T, b.logp_full_T) for a, b in zip(found, unrounded, strict=True))

@@ -228,7 +228,7 @@ def test_second_names_are_removed_only_without_a_holder_or_states(runs: Runs, mo
     forget_finished(runs.checkpoints)
     assert list(runs.checkpoints.glob("finished-*")), "a state of another run lies there"
     for state in runs.checkpoints.glob("step-*"):
-        state.unlink()
+        shutil.rmtree(state)
     forget_finished(runs.checkpoints)
     assert not runs.checkpoints.exists()
     forget_finished(runs.checkpoints)  # as where a finished study is asked for again

@@ -6,6 +6,7 @@ import os
 import pickle
 import platform
 import random
+import resource
 import shutil
 import threading
 import time
@@ -29,7 +30,8 @@ from tailrl.rollout import Sampler
 from tailrl.rollout.types import Rollout
 from tailrl.runtime.errors import StudyError
 from tailrl.tasks.problem import Problem, write_problems
-from tailrl.training import checkpoints, loop
+from tailrl.training import checkpoints, loop, step
+from tailrl.training.checkpoint_files import HEADER
 from tailrl.training.checkpoints import Checkpoints, fingerprint
 from tailrl.training.state import seed_libraries
 
@@ -106,7 +108,7 @@ class Remembering:
     def generate(self, requests: Any, decoding: Any) -> list[Rollout]:
         rollouts = self.engine.generate(requests, decoding)
         if self.caches:
-            rollouts = [replace(one, logp_infer_T=one.logp_infer_T - np.float32(1e-3)) for one in rollouts]
+            rollouts = [replace(one, logp_sampler_T=one.logp_sampler_T - np.float32(1e-3)) for one in rollouts]
         self.caches = True
         return rollouts
 
@@ -152,12 +154,12 @@ def test_checkpoints_change_nothing(runs: Runs) -> None:
 
 def test_a_librarys_own_draws_are_repeated(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dropout in a policy, or a task that shuffles: their generators depend on seed and step."""
-    own = loop.rewards
+    own = step.rewards
 
     def noisy(*arguments: Any) -> np.ndarray:
         return own(*arguments) + 0.1 * (torch.rand(1).item() + np.random.rand() + random.random())
 
-    monkeypatch.setattr(loop, "rewards", noisy)
+    monkeypatch.setattr(step, "rewards", noisy)
     undisturbed = runs.train(runs.settings(), name="undisturbed")
     interrupt_at(monkeypatch, 5)
     interrupted(runs, runs.settings())
@@ -202,9 +204,10 @@ def test_a_checkpoint_is_safetensors_and_nothing_is_unpickled(
     at_four: Runs, undisturbed: Result, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in at_four.saved():
-        with safe_open(at_four.checkpoints / name, framework="pt") as opened:
-            numbers = json.loads(opened.metadata()["numbers"])
-            assert numbers["step"] == int(name.split("-")[1])
+        header = json.loads((at_four.checkpoints / name / HEADER).read_bytes())
+        assert header["numbers"]["step"] == int(name.split("-")[1])
+        (part,) = header["parts"]
+        with safe_open(at_four.checkpoints / name / part, framework="pt") as opened:
             exact = ["optimizer.0.exp_avg", "optimizer.0.exp_avg_sq", "optimizer.0.step"]
             assert {"model.model.embed_tokens.weight", *exact} <= set(opened.keys())
 
@@ -228,10 +231,11 @@ def test_a_run_resumed_before_a_damaged_checkpoint_ends_the_same(
 ) -> None:
     """What else may be wrong with one: `test_bad_checkpoints.py`."""
     first, last = at_four.saved()
-    flip(at_four.checkpoints / last)
+    (part,) = (at_four.checkpoints / last).glob("*.safetensors")
+    flip(part)
     resumed = at_four.train(at_four.settings())
     said = capsys.readouterr().err
-    assert f"{at_four.checkpoints / last}: damaged, since its checksum is not the one in its name, left out\n" in said
+    assert f"{at_four.checkpoints / last}: its part {part.name} is damaged" in said
     assert f"{at_four.checkpoints / first}: the run goes on from step 2\n" in said
     assert resumed.same(undisturbed) and resumed.record["resumed_at_steps"] == [2]
 
@@ -239,7 +243,7 @@ def test_a_run_resumed_before_a_damaged_checkpoint_ends_the_same(
 def test_without_a_whole_checkpoint_a_run_waits_for_a_decision(at_four: Runs, undisturbed: Result) -> None:
     """And is trained from its first step where the folder is removed."""
     for name in at_four.saved():
-        flip(at_four.checkpoints / name)
+        flip(at_four.checkpoints / name / HEADER)
     with pytest.raises(StudyError, match=rf"or remove {at_four.checkpoints} to train from the first step$"):
         at_four.train(at_four.settings())
     assert len(at_four.saved()) == 2
@@ -251,25 +255,31 @@ def test_without_a_whole_checkpoint_a_run_waits_for_a_decision(at_four: Runs, un
 def test_a_full_disk_leaves_the_last_checkpoint(
     runs: Runs, undisturbed: Result, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The system itself says that no space is left, to whatever is written to /dev/full."""
-    take_step = loop.take_step
+    """The system itself refuses: a file may have no more than 1 kB in the second checkpoint."""
+    write, saved = checkpoints.write_parts, list[Path]()
 
-    def full(job: Any, state: Any, *others: Any) -> Any:
-        if state.step == 3:
-            (runs.checkpoints / checkpoints.UNFINISHED).symlink_to("/dev/full")
-        return take_step(job, state, *others)
+    def full(tensors: Any, folder: Path) -> Any:
+        saved.append(folder)
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if len(saved) == 2:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+        try:
+            return write(tensors, folder)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
-    monkeypatch.setattr(loop, "take_step", full)
+    monkeypatch.setattr(checkpoints, "write_parts", full)
     words = (
-        r"the checkpoint of step 4 could not be saved \(.*No space left on device.*\): it needs "
-        r"(\d+\.\d) MB, and \d+\.\d MB are free; step-00000002-\w+-\w+\.safetensors is kept$"
+        r"the checkpoint of step 4 could not be saved \(.*File too large.*\): it needs "
+        r"(\d+\.\d) MB, and \d+\.\d MB are free; step-00000002-\w+-\w+ is kept$"
     )
     with pytest.raises(StudyError, match=words) as caught:
         runs.train(runs.settings())
     (kept,) = runs.saved()
     needed = float(str(caught.value).partition("it needs ")[2].partition(" MB")[0])
-    assert needed == pytest.approx((runs.checkpoints / kept).stat().st_size / 1e6, rel=0.2)
-    monkeypatch.setattr(loop, "take_step", take_step)
+    size = sum(file.stat().st_size for file in (runs.checkpoints / kept).iterdir())
+    assert needed == pytest.approx(size / 1e6, rel=0.2)
+    monkeypatch.setattr(checkpoints, "write_parts", write)
     resumed = runs.train(runs.settings())
     assert resumed.same(undisturbed) and resumed.record["resumed_at_steps"] == [2]
 

@@ -22,7 +22,7 @@ import shutil, sys
 from pathlib import Path
 from tailrl.config.jobs import Run
 from tailrl.config.load import parse_settings
-from tailrl.training import loop
+from tailrl.training import loop, step
 
 settings, policy, problems, out, left = sys.argv[1:]
 take_step = loop.take_step
@@ -34,7 +34,7 @@ def copied(job, state, *others):
 
 loop.take_step = copied
 # Responses of a random policy are never right: half of them are, by their tokens.
-loop.rewards = lambda rollouts, *_: loop.np.array([sum(r.tokens) % 2 for r in rollouts], dtype=loop.np.float32)
+step.rewards = lambda rollouts, *_: step.np.array([sum(r.tokens) % 2 for r in rollouts], dtype=step.np.float32)
 loop.train(parse_settings(Run, settings), 3, Path(policy), Path(problems), Path(out), Path(out))
 """
 

@@ -22,8 +22,10 @@ from tailrl.runtime.errors import StudyError
 from tailrl.tracking.metrics import ROUTING
 from tailrl.training.placement import place
 from tailrl.training.routes import as_bits, packed
-from tailrl.training.step import Sample, _micro_batches, forward_logprobs, old_logprobs, update
-from tailrl.training.step_record import Stopwatch
+from tailrl.training.samples import Sample, in_micro_batches
+from tailrl.training.scorer import make_scorer, score_all
+from tailrl.training.step import update
+from tailrl.training.stopwatch import Stopwatch
 
 L, K, E = 2, 2, 8
 DEVICE = torch.device("cpu")
@@ -96,7 +98,7 @@ def test_micro_batches_count_a_prompt_that_routes_split_as_often_as_it_is_in_the
     whole = len(packed([sample.rollout for sample in given], DEVICE)[0].tokens_P)
     for budget in range(8, whole + 2):
         run = replaying(token_budget=budget)
-        for group in _micro_batches(given, run, range(len(given))):
+        for group in in_micro_batches(given, range(len(given)), run.training.token_budget):
             row = packed([given[i].rollout for i in group], DEVICE)[0].tokens_P
             assert len(group) == 1 or len(row) <= budget
 
@@ -108,9 +110,10 @@ def test_the_trainer_s_experts_are_the_sampler_s_at_every_token(model: PreTraine
     asked, given = watch_experts(model), samples(run)
     if recompute:
         place(model, run.training)
-    (logprobs, _, flips_TL), _ = forward_logprobs(model, given, run)
+    scored = make_scorer(run)(model, given)
+    logprobs, flips_TL = scored.logprobs, scored.flips_TL
     logprobs.logp_T.sum().backward()
-    old_logprobs(model, given[:1], run)
+    score_all(model, given[:1], make_scorer(run))
     _, given_LPK = packed([sample.rollout for sample in given], DEVICE)
     _, first_LPK = packed([given[0].rollout], DEVICE)
     assert given_LPK is not None and first_LPK is not None and flips_TL is not None
@@ -125,7 +128,8 @@ def test_the_trainer_s_experts_are_the_sampler_s_at_every_token(model: PreTraine
 def test_without_replay_the_trainer_chooses_and_flips_are_counted(model: PreTrainedModel) -> None:
     run = replaying(replay=False)
     asked, given = watch_experts(model), samples(run)
-    (_, _, flips_TL), batch = forward_logprobs(model, given, run)
+    scored = make_scorer(run)(model, given)
+    flips_TL, batch = scored.flips_TL, scored.batch
     _, given_LPK = packed([sample.rollout for sample in given], DEVICE)
     assert given_LPK is not None and flips_TL is not None
     for layer in range(L):
@@ -142,12 +146,12 @@ def test_a_sampler_with_the_trainer_s_experts_shows_no_flip(model: PreTrainedMod
     plain = [replace(sample, rollout=replace(sample.rollout, routes_PLK=None)) for sample in samples(run)]
     for sample in plain:
         asked = watch_experts(model)
-        (scored, *_), _ = forward_logprobs(model, [sample], run_of({}))
+        scored = make_scorer(run_of({}))(model, [sample])
         routes = torch.stack([asked[layer][0] for layer in range(L)], 1).numpy().astype(np.uint8)
         with_routes = replace(sample, rollout=replace(sample.rollout, routes_PLK=routes[:, :, ::-1].copy()))
-        (again, _, flips_TL), _ = forward_logprobs(model, [with_routes], run)
-        assert flips_TL is not None and not flips_TL.any()
-        torch.testing.assert_close(again.logp_T, scored.logp_T, rtol=0, atol=1e-5)
+        again = make_scorer(run)(model, [with_routes])
+        assert again.flips_TL is not None and not again.flips_TL.any()
+        torch.testing.assert_close(again.logprobs.logp_T, scored.logprobs.logp_T, rtol=0, atol=1e-5)
 
 
 def oracle_gradient(model: PreTrainedModel, given: Sequence[Sample], temperature: float) -> dict[str, torch.Tensor]:
@@ -206,7 +210,7 @@ def gradients_of(model: PreTrainedModel, run: Run) -> dict[str, torch.Tensor]:
             )
 
     _, _, record = update(model, Keeping(model.parameters(), lr=1.0), samples(run), run, 0, Stopwatch())
-    return found | {"flips": record.of("flips_TL").sum(0), "order": torch.tensor(record.order())}
+    return found | {"flips": record.flips_TL.sum(0), "order": record.number_N}
 
 
 def test_two_ranks_replay_as_one_process(model: PreTrainedModel, tmp_path: Path) -> None:
@@ -237,9 +241,9 @@ def test_a_replay_without_routes_is_refused(model: PreTrainedModel) -> None:
     run = replaying()
     without = [replace(sample, rollout=replace(sample.rollout, routes_PLK=None)) for sample in samples(run)]
     with pytest.raises(StudyError, match=r"routing_replay needs the sampler's experts, which it did not give"):
-        forward_logprobs(model, without, run)
+        make_scorer(run)(model, without)
     with pytest.raises(StudyError, match="1 of 6 responses came without their experts"):
-        forward_logprobs(model, [without[0], *samples(run)[1:]], run)
+        make_scorer(run)(model, [without[0], *samples(run)[1:]])
 
 
 def test_experts_of_another_policy_are_refused(model: PreTrainedModel, policy_folder: Any) -> None:
@@ -247,10 +251,10 @@ def test_experts_of_another_policy_are_refused(model: PreTrainedModel, policy_fo
     given = samples(run)
     far = [replace(s, rollout=replace(s.rollout, routes_PLK=s.rollout.routes_PLK + 8)) for s in given]
     with pytest.raises(StudyError, match=r"2 experts a token in 2 layers, up to number 15; .* has 2 of 8 in 2"):
-        forward_logprobs(model, far, run)
+        make_scorer(run)(model, far)
     dense = AutoModelForCausalLM.from_pretrained(policy_folder)
     with pytest.raises(StudyError, match="the policy is no mixture of experts"):
-        forward_logprobs(dense, given, run)
+        make_scorer(run)(dense, given)
 
 
 # --- metrics -------------------------------------------------------------------------------------------

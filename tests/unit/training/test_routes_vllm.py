@@ -23,11 +23,11 @@ import sys
 from pathlib import Path
 from tailrl.config.jobs import Run
 from tailrl.config.load import parse_settings
-from tailrl.training import loop
+from tailrl.training import loop, step
 
 *runs, policy, problems, out = sys.argv[1:]
 # Responses of a random policy are never right: half of them are, by their tokens.
-loop.rewards = lambda rollouts, *_: loop.np.array([sum(r.tokens) % 2 for r in rollouts], dtype=loop.np.float32)
+step.rewards = lambda rollouts, *_: step.np.array([sum(r.tokens) % 2 for r in rollouts], dtype=step.np.float32)
 for number, run in enumerate(runs):
     name = f"{out}/{number}"
     take_step = loop.take_step

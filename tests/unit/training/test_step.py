@@ -8,6 +8,7 @@ import json
 import math
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,14 @@ from tailrl.rollout.types import Rollout
 from tailrl.runtime.errors import StudyError
 from tailrl.tasks.problem import Problem, write_problems
 from tailrl.tracking.metrics import METRICS
-from tailrl.training import step
-from tailrl.training.kept_data import response_arrays
+from tailrl.training import scorer
 from tailrl.training.loop import train
 from tailrl.training.optimizer import make_optimizer
 from tailrl.training.placement import decided
-from tailrl.training.step import Sample, accumulate_gradients, update
-from tailrl.training.step_record import StepRecord, Stopwatch
+from tailrl.training.samples import Sample
+from tailrl.training.scorer import make_scorer
+from tailrl.training.step import accumulate_gradients, update
+from tailrl.training.stopwatch import Stopwatch
 
 ARMS: dict[str, dict[str, Any]] = {
     "naive": {},
@@ -71,13 +73,13 @@ def oracle(
         ]
         weight = 1.0
         if run.correction.sequence == "mis":
-            delta = sum(value.item() for value in logp) - rollout.logp_infer_T.astype(float).sum()
+            delta = sum(value.item() for value in logp) - rollout.logp_sampler_T.astype(float).sum()
             weight = math.exp(delta) if all(safe) and delta <= math.log(run.correction.limit) else 0.0
         terms.append(-weight * advantage * sum(logp) / len(rollouts))
-        infer = rollout.logp_infer_T.astype(float)
+        infer = rollout.logp_sampler_T.astype(float)
         square = math.exp(2 * (sum(value.item() for value in logp) - infer.sum())) if all(safe) else 0.0
         full = sum(probs_TV[t, a].log().item() for t, a in zip(steps, rollout.tokens, strict=True))
-        full_square = math.exp(2 * (full - (infer + rollout.log_kept_infer_T).sum()))
+        full_square = math.exp(2 * (full - (infer + rollout.log_kept_sampler_T).sum()))
         squares.append((square, full_square))
         products.append(masked_TV.sum(-1).prod().item())
         mass += masked_TV.sum(-1).tolist()
@@ -109,8 +111,7 @@ def test_an_update_is_the_definition(model: PreTrainedModel, policy_folder: Path
         update={"correction": run.correction.model_copy(update={"veto": None, "sequence_threshold": 2.0})}
     )
     rollouts, advantages = make_rollouts()
-    record = StepRecord()
-    loss = accumulate_gradients(model, samples_of(rollouts, advantages, run), run, Stopwatch(), record)
+    loss, record = accumulate_gradients(model, samples_of(rollouts, advantages, run), make_scorer(run), Stopwatch())
     expected_loss, gradients, metrics = oracle(model, policy_folder, rollouts, advantages, run)
     assert loss == pytest.approx(expected_loss, rel=1e-4, abs=1e-6)
     assert max(gradient.abs().max().item() for gradient in gradients.values()) > 1e-3
@@ -127,11 +128,11 @@ def test_the_token_budget_changes_nothing(model: PreTrainedModel, arm: str) -> N
     results = []
     for budget in (1, 45, 10_000):
         model.zero_grad()
-        run, record = make_run(arm, token_budget=budget), StepRecord()
-        loss = accumulate_gradients(model, samples_of(*make_rollouts(), run), run, Stopwatch(), record)
+        run = make_run(arm, token_budget=budget)
+        loss, record = accumulate_gradients(model, samples_of(*make_rollouts(), run), make_scorer(run), Stopwatch())
         gradient = torch.cat([p.grad.flatten().clone() for p in model.parameters() if p.grad is not None])
         results.append((loss, gradient, record))
-    most, some, one = (len(record.parts) for *_, record in results)
+    most, some, one = (len(record.loss_M) for *_, record in results)
     assert most == 7 > some > one == 1
     for loss, gradient, record in results[1:]:
         assert loss == pytest.approx(results[0][0], rel=1e-4, abs=1e-6)
@@ -148,18 +149,18 @@ def test_samples_without_an_advantage_are_only_recorded(
     rollouts, advantages = make_rollouts()
     advantages = [0.0 if i in silent else advantage for i, advantage in enumerate(advantages)]
     run, results, scored = make_run(arm, token_budget=45), [], []
-    forward = step.forward_logprobs
+    score = scorer.Scorer.__call__
 
-    def spy(model: PreTrainedModel, samples: Sequence[Sample], run: Run) -> Any:
+    def spy(self: scorer.Scorer, model: PreTrainedModel, samples: Sequence[Sample]) -> scorer.Scored:
         scored.append((torch.is_grad_enabled(), [sample.advantage for sample in samples]))
-        return forward(model, samples, run)
+        return score(self, model, samples)
 
-    monkeypatch.setattr(step, "forward_logprobs", spy)
+    monkeypatch.setattr(scorer.Scorer, "__call__", spy)
     # So small an advantage that it is one for the sum alone.
     for least in (0.0, 1e-30):
         model.zero_grad()
-        samples, record = samples_of(rollouts, [a or least for a in advantages], run), StepRecord()
-        loss = accumulate_gradients(model, samples, run, Stopwatch(), record)
+        samples = samples_of(rollouts, [a or least for a in advantages], run)
+        loss, record = accumulate_gradients(model, samples, make_scorer(run), Stopwatch())
         gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
         metrics = record.metrics()
         results.append((loss, gradients, metrics))
@@ -179,12 +180,12 @@ def test_samples_without_an_advantage_are_only_recorded(
 
 def test_tokens_are_recorded_as_they_were_sampled(model: PreTrainedModel) -> None:
     rollouts, advantages = make_rollouts()
-    run, record = make_run("dvp", token_budget=1), StepRecord()
-    accumulate_gradients(model, samples_of(rollouts, advantages, run), run, Stopwatch(), record)
-    tokens = record.tokens()
+    run = make_run("dvp", token_budget=1)
+    _, record = accumulate_gradients(model, samples_of(rollouts, advantages, run), make_scorer(run), Stopwatch())
+    tokens = record.arrays(step=0)
     order = sorted(rollouts, key=lambda r: len(r.prompt_tokens) + len(r.tokens))
-    np.testing.assert_array_equal(tokens["logp_infer_masked"], np.concatenate([r.logp_infer_T for r in order]))
-    unmasked = np.concatenate([r.logp_infer_T + r.log_kept_infer_T for r in order])
+    np.testing.assert_array_equal(tokens["logp_infer_masked"], np.concatenate([r.logp_sampler_T for r in order]))
+    unmasked = np.concatenate([r.logp_sampler_T + r.log_kept_sampler_T for r in order])
     np.testing.assert_array_equal(tokens["logp_infer"], unmasked)
     assert tokens["outside"].any() and not tokens["outside"].all()
     assert (tokens["logp_train_masked"] >= tokens["logp_train"]).all()
@@ -198,10 +199,16 @@ def test_what_each_token_is_and_what_its_response_earned(model: PreTrainedModel,
     clip: dict[str, Any] = {"clip": {"ratio": "recompute"}} if minibatches > 1 else {}
     run = run_of({"vocabulary": DVP, **clip}, minibatches=minibatches)
     optimizer = make_optimizer(model, run.training)
-    _, _, record = update(model, optimizer, samples_of(rollouts, advantages, run), run, 3, Stopwatch())
-    order, rewards_B = record.order(), np.arange(7, dtype=np.float32) / 7
+    rewards_B = np.arange(7, dtype=np.float32) / 7
+    samples = [
+        replace(sample, reward=reward)
+        for sample, reward in zip(samples_of(rollouts, advantages, run), rewards_B.tolist(), strict=True)
+    ]
+    _, _, record = update(model, optimizer, samples, run, 3, Stopwatch())
+    order = record.number_N.tolist()
     assert sorted(order) == list(range(7)) != order
-    tokens = record.tokens() | response_arrays(order, rollouts, advantages, rewards_B)
+    tokens = record.arrays(step=4)
+    assert set(tokens["step"]) == {4}
     assert len({len(array) for array in tokens.values()}) == 1
     assert {name: str(tokens[name].dtype) for name in ("token", "position", "sequence", "advantage", "reward")} == {
         **dict.fromkeys(("token", "position", "sequence"), "int32"), **dict.fromkeys(("advantage", "reward"), "float32")
@@ -210,7 +217,7 @@ def test_what_each_token_is_and_what_its_response_earned(model: PreTrainedModel,
         own = tokens["sequence"] == number
         assert tokens["token"][own].tolist() == list(rollout.tokens)
         assert tokens["position"][own].tolist() == list(range(len(rollout.tokens)))
-        np.testing.assert_array_equal(tokens["logp_infer_masked"][own], rollout.logp_infer_T)
+        np.testing.assert_array_equal(tokens["logp_infer_masked"][own], rollout.logp_sampler_T)
         assert set(tokens["advantage"][own]) == {np.float32(advantages[number])}
         assert set(tokens["reward"][own]) == {rewards_B[number]}
 
@@ -220,7 +227,7 @@ def test_a_loss_that_is_not_finite_is_refused(model: PreTrainedModel) -> None:
     with pytest.raises(StudyError, match="loss is nan"):
         run = make_run("naive")
         samples = samples_of(rollouts, [math.nan, *advantages[1:]], run)
-        accumulate_gradients(model, samples, run, Stopwatch(), StepRecord())
+        accumulate_gradients(model, samples, make_scorer(run), Stopwatch())
 
 
 # --- whole runs --------------------------------------------------------------------------------------

@@ -18,8 +18,10 @@ from tailrl.model.forward import PACKED_ATTENTION
 from tailrl.rollout.types import Rollout
 from tailrl.training import step
 from tailrl.training.optimizer import make_optimizer
-from tailrl.training.step import Sample, accumulate_gradients, update
-from tailrl.training.step_record import StepRecord, Stopwatch
+from tailrl.training.samples import Sample
+from tailrl.training.scorer import Scorer, make_scorer
+from tailrl.training.step import accumulate_gradients, update
+from tailrl.training.stopwatch import Stopwatch
 
 TOKENS = 8128
 VOCABULARY = 512
@@ -95,7 +97,7 @@ def most_kept(length: int, count: int = 48) -> int:
     rollouts = [Rollout((5, 6, 7, number // 8), own, *numbers, stopped=True) for number, own in enumerate(tokens)]
     samples = samples_of(rollouts, rng.normal(size=count).tolist(), run)
     with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda held: held[0]):
-        accumulate_gradients(model, samples, run, Stopwatch(), StepRecord())
+        accumulate_gradients(model, samples, make_scorer(run), Stopwatch())
     assert saved.now == 0
     return saved.most
 
@@ -106,17 +108,17 @@ def test_a_step_keeps_no_more_for_long_responses_than_for_short_ones() -> None:
 
 
 def test_freed_memory_is_given_back_before_each_micro_batch_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    run, calls, whole = run_of({}, token_budget=1), list[str](), step._forward
+    run, calls, score = run_of({}, token_budget=1), list[str](), Scorer.__call__
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 32}
     config = LlamaConfig(vocab_size=2048, attn_implementation=PACKED_ATTENTION, **sizes)
     model = LlamaForCausalLM(config)
 
     def forward(*given: Any) -> Any:
         calls.append("forward")
-        return whole(*given)
+        return score(*given)
 
     monkeypatch.setattr(step, "give_back_freed", lambda: calls.append("given back"))
-    monkeypatch.setattr(step, "_forward", forward)
+    monkeypatch.setattr(Scorer, "__call__", forward)
     rollouts, advantages = make_rollouts()
-    accumulate_gradients(model, samples_of(rollouts, advantages, run), run, Stopwatch(), StepRecord())
+    accumulate_gradients(model, samples_of(rollouts, advantages, run), make_scorer(run), Stopwatch())
     assert calls == [*["given back", "forward"] * len(rollouts), "given back"]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tailrl.runtime import distributed
-from tailrl.training.step_record import Stopwatch
+from tailrl.training.stopwatch import Stopwatch
 
 
 class Stream:

@@ -25,10 +25,10 @@ from tailrl.evaluation.evaluate import evaluate_arm
 from tailrl.rollout import make_sampler
 from tailrl.config.jobs import Evaluation, Run
 from tailrl.config.sampler import SamplerSettings
-from tailrl.training import loop
+from tailrl.training import loop, step
 
 # A random policy solves nothing: without this there would be no gradient.
-loop.rewards = lambda rollouts, *_: np.arange(len(rollouts), dtype=np.float32) % 2
+step.rewards = lambda rollouts, *_: np.arange(len(rollouts), dtype=np.float32) % 2
 runs, policy, problems, out = sys.argv[1], *map(Path, sys.argv[2:])
 for run in map(Run.model_validate, json.loads(runs)):
     loop.train(run, 0, policy, problems, out / run.arm, out / "wandb")

@@ -24,8 +24,11 @@ from tailrl.objective.safe_set import TokenLogprobs
 from tailrl.tracking.metrics import METRICS
 from tailrl.training import step
 from tailrl.training.optimizer import optimizer_step
-from tailrl.training.step import Sample, accumulate_gradients, old_logprobs, update
-from tailrl.training.step_record import StepRecord, Stopwatch
+from tailrl.training.samples import Sample
+from tailrl.training.scorer import Scorer, make_scorer, score_all
+from tailrl.training.step import accumulate_gradients, update
+from tailrl.training.stopwatch import Stopwatch
+from tailrl.training.token_table import TokenTable
 
 RATIOS = ("recompute", "bypass", "decoupled")
 
@@ -86,17 +89,17 @@ def plain_loss(
     low, high = 1 - run.clip.low, 1 + run.clip.high
     terms, clipped = [], []
     for new_T, old_T, sample in zip(new, old, chosen, strict=True):
-        infer_T = sample.rollout.logp_infer_T.astype(float)
+        sampler_T = sample.rollout.logp_sampler_T.astype(float)
         outside = [n is None or o is None for n, o in zip(new_T, old_T, strict=True)]
         weight = 1.0
         if run.correction.sequence == "mis":
-            ratio = math.exp(sum(o - i for o, i in zip(old_T, infer_T, strict=True) if o is not None))
+            ratio = math.exp(sum(o - i for o, i in zip(old_T, sampler_T, strict=True) if o is not None))
             weight = 0.0 if any(outside) or ratio > run.correction.limit else ratio
         if run.correction.sequence == "reject_k3":
-            deltas = [o - i for o, i in zip(old_T, infer_T, strict=True) if o is not None]
+            deltas = [o - i for o, i in zip(old_T, sampler_T, strict=True) if o is not None]
             mean = sum(math.exp(d) - d - 1 for d in deltas) / len(old_T)
             weight = 0.0 if any(outside) or mean > run.correction.limit else 1.0
-        for n, o, infer, is_outside in zip(new_T, old_T, infer_T, outside, strict=True):
+        for n, o, infer, is_outside in zip(new_T, old_T, sampler_T, outside, strict=True):
             if is_outside:
                 continue
             assert n is not None and o is not None
@@ -133,15 +136,17 @@ def test_a_later_update_is_the_definition(
 ) -> None:
     run = run_with(ratio, correction)
     chosen = samples(run)
-    before = old_logprobs(model, chosen, run)
+    before = score_all(model, chosen, make_scorer(run))
     first = plain_logprobs(plain_model(model, policy_folder), chosen, run)
     old = [[None if value is None else value.item() for value in row] for row in first]
     for found, expected in zip(before, old, strict=True):
         values = [-math.inf if value is None else value for value in expected]
         np.testing.assert_allclose(found.in_set(), values, atol=1e-4)
     perturb(model)
-    plain, record = plain_model(model, policy_folder), StepRecord()
-    loss = accumulate_gradients(model, chosen, run, Stopwatch(), record, None if ratio == "bypass" else before)
+    plain = plain_model(model, policy_folder)
+    loss, record = accumulate_gradients(
+        model, chosen, make_scorer(run), Stopwatch(), None if ratio == "bypass" else before
+    )
     new = plain_logprobs(plain, chosen, run)
     if ratio == "bypass":
         old = [[None if value is None else value.item() for value in row] for row in new]
@@ -151,7 +156,7 @@ def test_a_later_update_is_the_definition(
     assert_same_gradients(model, plain)
     assert 0 < sum(clipped) < len(clipped)
     # A token outside the set has no ratio, so none is clipped.
-    assert record.of("clipped_T").sum().item() == sum(clipped)
+    assert record.clipped_T.sum().item() == sum(clipped)
     assert any(row.count(None) for row in new), "some tokens are outside the set"
 
 
@@ -159,13 +164,12 @@ def test_a_later_update_is_the_definition(
 def test_the_first_update_has_ratio_one(model: PreTrainedModel, ratio: str) -> None:
     """recompute: the gradient without a clip. decoupled: the same, each token times exp(Δ_t)."""
     run = run_with(ratio)
-    record = StepRecord()
-    accumulate_gradients(model, samples(run), run, Stopwatch(), record)
-    assert not record.of("clipped_T").any()
+    _, record = accumulate_gradients(model, samples(run), make_scorer(run), Stopwatch())
+    assert not record.clipped_T.any()
     clipped = gradient_of(model)
     if ratio == "recompute":
         plain = run_with(None)
-        accumulate_gradients(model, samples(plain), plain, Stopwatch(), StepRecord())
+        accumulate_gradients(model, samples(plain), make_scorer(plain), Stopwatch())
         torch.testing.assert_close(clipped, gradient_of(model), rtol=0, atol=1e-6 * clipped.abs().max().item())
     else:
         # Token importance weights without a bound that matters; they drop whole sequences with an outside token, so
@@ -173,13 +177,13 @@ def test_the_first_update_has_ratio_one(model: PreTrainedModel, ratio: str) -> N
         weighted = run_with(None, {"token": "tis", "token_threshold": 1e9})
         inside = [
             s
-            for s, row in zip(samples(run), old_logprobs(model, samples(run), run), strict=True)
+            for s, row in zip(samples(run), score_all(model, samples(run), make_scorer(run)), strict=True)
             if not row.outside_T.any()
         ]
         assert len(inside) == 4
         found = []
         for settings in (run, weighted):
-            accumulate_gradients(model, inside, settings, Stopwatch(), StepRecord())
+            accumulate_gradients(model, inside, make_scorer(settings), Stopwatch())
             found.append(gradient_of(model))
         torch.testing.assert_close(*found, rtol=0, atol=1e-6 * found[0].abs().max().item())
 
@@ -190,9 +194,9 @@ def test_an_outside_token_has_no_part_in_a_clipped_loss(model: PreTrainedModel, 
     run, results = run_with(ratio), []
     for value in (-6.0, -2.0):
         chosen = samples(run)
-        for sample, row in zip(chosen, old_logprobs(model, chosen, run), strict=True):
-            sample.rollout.logp_infer_T[row.outside_T.numpy()] = value
-        loss = accumulate_gradients(model, chosen, run, Stopwatch(), StepRecord())
+        for sample, row in zip(chosen, score_all(model, chosen, make_scorer(run)), strict=True):
+            sample.rollout.logp_sampler_T[row.outside_T.numpy()] = value
+        loss, _ = accumulate_gradients(model, chosen, make_scorer(run), Stopwatch())
         results.append((loss, gradient_of(model)))
     assert results[0][0] == results[1][0]
     assert torch.equal(results[0][1], results[1][1])
@@ -201,8 +205,8 @@ def test_an_outside_token_has_no_part_in_a_clipped_loss(model: PreTrainedModel, 
 def test_a_rho_that_prunes_nothing_is_naive_rloo_to_the_bit(model: PreTrainedModel) -> None:
     results = []
     for vocabulary in ({}, {"rule": "min_p", "rho": "e-60"}, {"rule": "entropy", "rho": "e-60"}):
-        run, record = run_of({"vocabulary": vocabulary}), StepRecord()
-        loss = accumulate_gradients(model, samples(run), run, Stopwatch(), record)
+        run = run_of({"vocabulary": vocabulary})
+        loss, record = accumulate_gradients(model, samples(run), make_scorer(run), Stopwatch())
         results.append((loss, gradient_of(model), record.metrics()))
     for loss, gradient, metrics in results[1:]:
         assert loss == results[0][0]
@@ -226,11 +230,11 @@ def test_normalised_weights_have_a_mean_of_one_over_the_whole_update(
     for normalise in (False, True):
         run = run_with(None, correction | {"normalise": normalise}, token_budget=80)
         loss, _, record = update(model, torch.optim.SGD(model.parameters()), samples(run), run, 0, Stopwatch())
-        assert len(record.parts) == 2
+        assert len(record.loss_M) == 2
         found.append((loss, gradient_of(model).double()))
     chosen, weights = samples(run), list[float]()
     for logp_T, sample in zip(plain_logprobs(plain_model(model, policy_folder), chosen, run), chosen, strict=True):
-        pairs = zip(logp_T, sample.rollout.logp_infer_T.astype(float), strict=True)
+        pairs = zip(logp_T, sample.rollout.logp_sampler_T.astype(float), strict=True)
         ratio_T = [0.0 if logp is None else math.exp(logp.item() - infer) for logp, infer in pairs]
         if run.correction.sequence == "mis":
             weights.append(math.prod(ratio_T) if math.prod(ratio_T) <= run.correction.limit else 0.0)
@@ -256,16 +260,17 @@ class Spy:
 
         def spy(
             model: PreTrainedModel,
-            chosen: Sequence[Sample],
-            run: Run,
+            samples: Sequence[Sample],
+            scorer: Scorer,
             watch: Stopwatch,
-            record: StepRecord,
-            old: Sequence[TokenLogprobs] | None = None,
-        ) -> float:
-            self.samples.append(list(chosen))
-            self.old.append(None if old is None else list(old))
-            self.losses.append(accumulate_gradients(model, chosen, run, watch, record, old))
-            return self.losses[-1]
+            old: Sequence[TokenLogprobs] | None,
+            chosen: Sequence[int],
+        ) -> tuple[float, TokenTable]:
+            self.samples.append([samples[i] for i in chosen])
+            self.old.append(None if old is None else [old[i] for i in chosen])
+            loss, table = accumulate_gradients(model, samples, scorer, watch, old, chosen)
+            self.losses.append(loss)
+            return loss, table
 
         monkeypatch.setattr(step, "accumulate_gradients", spy)
 
@@ -275,7 +280,7 @@ def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
     return Spy(monkeypatch)
 
 
-def updated(model: PreTrainedModel, run: Run, seed: int = 0) -> tuple[float, float, StepRecord]:
+def updated(model: PreTrainedModel, run: Run, seed: int = 0) -> tuple[float, float, TokenTable]:
     return update(model, torch.optim.SGD(model.parameters(), lr=1e-2), samples(run), run, seed, Stopwatch())
 
 
@@ -289,12 +294,12 @@ def test_every_sample_is_used_once(
     model: PreTrainedModel, spy: Spy, ratio: str | None, count: int, sizes: list[int]
 ) -> None:
     run = run_with(ratio, minibatches=count)
-    first = old_logprobs(model, samples(run), run)
+    first = score_all(model, samples(run), make_scorer(run))
     loss, norm, record = updated(model, run)
     assert [len(part) for part in spy.samples] == sizes
     used = Counter(tokens for part in identities(spy.samples) for tokens in part)
     assert used == Counter(sample.rollout.tokens for sample in samples(run)) and max(used.values()) == 1
-    assert record.sequences == 7 and len(record.tokens()["outside"]) == sum(len(tokens) for tokens in used)
+    assert record.responses == 7 and len(record.token_T) == sum(len(tokens) for tokens in used)
     assert loss == pytest.approx(np.mean(spy.losses)) and norm > 0
     assert record.metrics().keys() <= METRICS.keys()
     # The old log-probs are from before the first update, also where a token is outside.
@@ -312,8 +317,8 @@ def test_every_sample_is_used_once(
 def test_the_mismatch_is_measured_before_the_first_update(model: PreTrainedModel, ratio: str | None) -> None:
     """r_corr: the updates of a step are no mismatch."""
     alone, several = (run_with(ratio, minibatches=count) for count in (1, 3))
-    chosen, record = samples(alone), StepRecord()
-    accumulate_gradients(model, chosen, alone, Stopwatch(), record)
+    chosen = samples(alone)
+    _, record = accumulate_gradients(model, chosen, make_scorer(alone), Stopwatch())
     before = record.metrics()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     after = update(model, optimizer, samples(several), several, 0, Stopwatch())[2].metrics()
@@ -335,7 +340,7 @@ def test_log_probs_of_before_the_updates_are_for_the_record_alone(
     chosen = samples(run)
     optimizer = torch.optim.SGD(twin.parameters(), lr=1e-2)
     for part in np.array_split(np.random.default_rng(5).permutation(len(chosen)), 3):
-        accumulate_gradients(twin, [chosen[i] for i in part], run, Stopwatch(), StepRecord(), old=None)
+        accumulate_gradients(twin, [chosen[i] for i in part], make_scorer(run), Stopwatch(), old=None)
         optimizer_step(twin, optimizer, run.training.max_grad_norm)
     for weight, expected in zip(model.parameters(), twin.parameters(), strict=True):
         assert torch.equal(weight, expected)
@@ -347,7 +352,7 @@ def test_the_loss_of_a_minibatch_is_a_mean_over_it(model: PreTrainedModel, spy: 
     gradients: list[Tensor] = []
     for size in (1, 2):
         chosen = [samples(run)[3]] * size
-        accumulate_gradients(model, chosen, run, Stopwatch(), StepRecord())
+        accumulate_gradients(model, chosen, make_scorer(run), Stopwatch())
         gradients.append(gradient_of(model))
     torch.testing.assert_close(*gradients, rtol=0, atol=1e-6 * gradients[0].abs().max().item())
     _, norm, _ = updated(model, run_with("recompute"))
@@ -359,7 +364,7 @@ def test_rejection_by_r_ppo_begins_with_the_second_update(model: PreTrainedModel
     correction = {"sequence": "reject_k3", "sequence_threshold": 1e-12, "rejects": "r_ppo"}
     run = run_with("recompute", correction, minibatches=7)
     _, _, record = updated(model, run)
-    used = record.of("weights.used_N")
+    used = record.weights.used_N
     assert used.tolist() == [1.0] + [0.0] * 6
 
 

@@ -19,10 +19,11 @@ from tailrl.runtime.errors import StudyError, writing
 
 
 class ProblemScores(Record):
-    """One problem's samples, 1 if correct, in the order of the repeats."""
+    """One problem's samples, 1 if correct, in the order of the repeats; and the greedy response, where there is one."""
 
     id: str
     correct: list[Literal[0, 1]] = Field(min_length=1)
+    greedy: Literal[0, 1] | None = None
 
 
 class PolicyScores(Record):
@@ -65,12 +66,13 @@ class PolicyScores(Record):
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One policy on the held-out problems: its training seed (base: 0), correct_PK, (P, K) float64, 0 or 1, and the
-    step after which a snapshot was kept."""
+    """One policy on the held-out problems: its training seed (base: 0), correct_PK, (P, K) float64, 0 or 1, the step
+    after which a snapshot was kept, and greedy_P, (P,) likewise, None where no greedy response was asked for."""
 
     seed: int
     correct_PK: FloatArray
     step: int | None = None
+    greedy_P: FloatArray | None = None
 
     @property
     def by_problem(self) -> FloatArray:
@@ -104,13 +106,15 @@ class ArmScores:
 
 
 class Samples(Record):
-    """A line of <arm>.samples.jsonl: a policy's responses to a problem, in the order of `ProblemScores.correct`."""
+    """A line of <arm>.samples.jsonl: a policy's responses to a problem, in the order of `ProblemScores.correct`, and
+    its greedy response."""
 
     seed: Count
     step: Count | None = None
     id: str
     answer: str
     responses: list[str]
+    greedy: str | None = None
 
 
 class EvaluationFile(Record):
@@ -180,6 +184,8 @@ def read_evaluation_file(path: Path) -> EvaluationFile:
     first = every[0].per_problem
     if len({item.id for item in first}) < len(first):
         raise StudyError(f"{path}: two problems have the same id")
+    if any(len({item.greedy is None for item in policy.per_problem}) > 1 for policy in every):
+        raise StudyError(f"{path}: some problems of a policy have a greedy response, and some have none")
     if {len(item.correct) for item in first} != {found.samples_per_problem}:
         raise StudyError(f"{path}: a problem does not have {found.samples_per_problem} samples")
     if len({(policy.seed, policy.step) for policy in every}) < len(every):
@@ -198,4 +204,10 @@ def read_evaluation(path: Path) -> ArmScores:
 
 
 def _score(policy: PolicyScores) -> Score:
-    return Score(policy.seed, np.array([item.correct for item in policy.per_problem], dtype=np.float64), policy.step)
+    greedy = [item.greedy for item in policy.per_problem]
+    return Score(
+        seed=policy.seed,
+        correct_PK=np.array([item.correct for item in policy.per_problem], dtype=np.float64),
+        step=policy.step,
+        greedy_P=None if None in greedy else np.array(greedy, dtype=np.float64),
+    )

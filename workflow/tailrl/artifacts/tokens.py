@@ -26,6 +26,9 @@ With `sampler.routes` there is one more, flips, int64: bit l is set where layer 
 the trainer than in the sampler, for the first 63 layers."""
 
 
+TokenArrays = dict[str, NDArray[Any]]
+"""The arrays of a step or of a file, by name."""
+
 TRAIN_LOG_PPL, INFER_LOG_PPL = (
     keys.in_group(keys.CORR_UNMASKED, f"{side}_log_ppl") for side in ("training", "rollout")
 )
@@ -38,14 +41,14 @@ class Tokens:
 
     Attributes:
         step_T: int32, the training step.
-        logp_train_T: float64, nats: unmasked log π_train of the sampled token.
-        logp_infer_T: float64, nats: unmasked log π_infer of the same token.
+        logp_trainer_T: float64, nats: unmasked log π_train of the sampled token.
+        logp_sampler_T: float64, nats: unmasked log π_infer of the same token.
         sequence_T: int32, the response's number in its step.
     """
 
     step_T: NDArray[np.int32]
-    logp_train_T: FloatArray
-    logp_infer_T: FloatArray
+    logp_trainer_T: FloatArray
+    logp_sampler_T: FloatArray
     sequence_T: NDArray[np.int32]
 
     def responses(self) -> NDArray[np.intp]:
@@ -76,11 +79,11 @@ def read_tokens(job: Path, metrics: Metrics, keep_every: int) -> Tokens:
     """
     path = job / "tokens.npz"
     names = ("step", "logp_train", "logp_infer", "outside", "sequence", "reward")
-    step_T, train_T, infer_T, outside_T, sequence_T, reward_T = read_token_arrays(job, names).values()
+    step_T, trainer_T, sampler_T, outside_T, sequence_T, reward_T = read_token_arrays(job, names).values()
     # Of numbers that fit no type the casts give any number, which is then refused.
     with np.errstate(all="ignore"):
         step_T, sequence_T = step_T.astype(np.int32), sequence_T.astype(np.int32)
-    train_T, infer_T, inside_T = train_T.astype(np.float64), infer_T.astype(np.float64), ~outside_T.astype(bool)
+    trainer_T, sampler_T, inside_T = trainer_T.astype(np.float64), sampler_T.astype(np.float64), ~outside_T.astype(bool)
     steps_N = np.unique(step_T)
     # Besides every `keep_every`-th step, a run keeps the first step whose update was not skipped.
     if steps_N[0] < 0 or steps_N[-1] >= len(metrics[keys.STEP]) or (steps_N[1:] % keep_every).any():
@@ -88,8 +91,8 @@ def read_tokens(job: Path, metrics: Metrics, keep_every: int) -> Tokens:
     whole_T = np.ones(len(step_T), bool)
     for key, values_T, of_T in (
         (keys.REWARD, reward_T, whole_T),
-        (TRAIN_LOG_PPL, -train_T, inside_T),
-        (INFER_LOG_PPL, -infer_T, inside_T),
+        (TRAIN_LOG_PPL, -trainer_T, inside_T),
+        (INFER_LOG_PPL, -sampler_T, inside_T),
     ):
         recorded_N = metrics[key][steps_N] if key in metrics else np.full(len(steps_N), math.nan)
         found_N = _means(values_T[of_T], np.searchsorted(steps_N, step_T[of_T]), sequence_T[of_T], len(steps_N))
@@ -97,7 +100,7 @@ def read_tokens(job: Path, metrics: Metrics, keep_every: int) -> Tokens:
         other_N = ~np.isnan(recorded_N) & ~np.isclose(found_N, recorded_N, rtol=1e-5, atol=1e-6)
         for step, found, recorded in zip(steps_N[other_N], found_N[other_N], recorded_N[other_N], strict=True):
             raise StudyError(f"{path}: in step {step} {key} is {found:.6g}, and metrics.jsonl says {recorded:.6g}")
-    return Tokens(step_T, train_T, infer_T, sequence_T)
+    return Tokens(step_T, trainer_T, sampler_T, sequence_T)
 
 
 def _means(values_T: NDArray[Any], step_T: NDArray[Any], sequence_T: NDArray[np.int32], steps: int) -> FloatArray:

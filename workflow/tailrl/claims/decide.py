@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tailrl.analysis.format import scientific
 from tailrl.artifacts.claims import Verdict
 from tailrl.claims.catalogue import Claim, Statement, words_of
 from tailrl.claims.finding import (
@@ -27,6 +26,7 @@ from tailrl.claims.finding import (
 )
 from tailrl.config import words
 from tailrl.config.jobs import Run
+from tailrl.page_parts.number_text import scientific
 from tailrl.stats.intervals import ONE_SIDED_LEVEL
 from tailrl.stats.tests import holm
 

@@ -51,27 +51,22 @@ class Finding:
     premise: bool = True
 
 
-def interval(mean: float, low: float, high: float, *, form: str = ".3g") -> str:
-    """A number with its interval, if there is one."""
-    return f"{mean:{form}}" + ("" if math.isnan(low) else f" [{low:{form}}, {high:{form}}]")
-
-
-def ends(of: Interval | Difference) -> tuple[float, float, float]:
-    """A mean and the ends of its interval."""
-    return of.mean, of.low, of.high
-
-
 def measured(
-    arms: tuple[str, ...], measure: Difference, effect: tuple[float, float, float], words: str,
-    p_for: float = math.nan, p_against: float = math.nan,
-) -> Finding:  # fmt: skip
-    """A finding on the runs of a measure; nothing to test if it has none."""
-    return Finding(arms, measure.n, *effect, words, p_for, p_against) if measure.n else nothing(arms)
+    arms: tuple[str, ...],
+    effect: Interval | Difference,
+    words: str,
+    p_for: float = math.nan,
+    p_against: float = math.nan,
+) -> Finding:
+    """A finding on the runs that an effect is measured by; nothing to test if there are none."""
+    if not effect.n:
+        return nothing(arms)
+    return Finding(arms, effect.n, effect.mean, effect.low, effect.high, words, p_for, p_against)
 
 
 def changed(arms: tuple[str, ...], seeds: int, change: Difference, words: str) -> Finding:
     """A finding on a change of either direction; half of its p is the one-sided p."""
-    return Finding(arms, seeds, *ends(change), words, p_for=change.p / 2)
+    return Finding(arms, seeds, change.mean, change.low, change.high, words, p_for=change.p / 2)
 
 
 def fact(arms: tuple[str, ...], seeds: int, effect: float, words: str, holds: bool | None) -> Finding:

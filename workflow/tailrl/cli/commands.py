@@ -67,9 +67,8 @@ def plan(
 ) -> None:
     """Estimate a study's memory, time and disk; end with 1 where it does not fit."""
     from tailrl.config.load import read_study
-    from tailrl.planning.jobs import what_would_fit
     from tailrl.planning.machine import read_machine
-    from tailrl.planning.page import plan_page
+    from tailrl.planning.plan import plan_page, what_would_fit
 
     device = read_machine(machine, memory)
     parts = list(read_study(study).each().values())
@@ -123,16 +122,18 @@ def claims(
     results: Annotated[Path, Argument(metavar="FOLDER", help="published results: docs/results", show_default=False)],
 ) -> None:
     """Print the verdict on every claim by published results, as docs/claims.md has them."""
-    from tailrl.report.study import claims_page, read_shown
+    from tailrl.reports.overview.all_studies import claims_page
+    from tailrl.reports.overview.evidence import read_answers
 
-    if not (shown := read_shown([results])):
+    studies, answers = read_answers([results])
+    if not studies:
         raise StudyError(f"{results}: holds no study with a claims.csv, in <study>/ or <study>/tables/")
-    print(claims_page(shown, results.parent), end="")
+    print(claims_page(answers, results.parent), end="")
 
 
 def metrics() -> None:
     """Print the table of all metrics, as the site has it."""
-    from tailrl.report.metrics import metrics_page
+    from tailrl.reports.metrics.page import metrics_page
 
     print(metrics_page(), end="")
 
@@ -242,7 +243,7 @@ def _of_log(
     from tailrl.diagnosis.page import html_page, terminal_page
     from tailrl.diagnosis.progress import read_with_progress
     from tailrl.diagnosis.record import log_record
-    from tailrl.pages.explorer import read_tokenizer, with_texts
+    from tailrl.page_parts.explorer import read_tokenizer, with_texts
 
     texts = read_tokenizer(tokenizer) if tokenizer else None
     own_framework = named_framework(framework or "")
@@ -524,22 +525,15 @@ def explain(
         raise Exit(explanation.code)
 
 
-def mirror(results: Folder) -> None:
-    """Send a study's runs to a W&B server, without those that it has."""
-    from tailrl.tracking.wandb_mirror import mirror as mirror_runs
-
-    mirror_runs(results)
-
-
 def dashboard(results: Folder) -> None:
-    """Make a study's workspace and report on a W&B server, and send what it lacks."""
-    from tailrl.tracking.wandb_dashboard import make_dashboard
+    """Save a study's workspace on a W&B server that has its runs, and print its address."""
+    from tailrl.tracking.wandb_workspace import save_workspace
 
-    make_dashboard(results)
+    print(save_workspace(results))
 
 
 HELP_GROUPS: dict[str, tuple[Callable[..., None], ...]] = {
     "Study": (check, plan, schema, metrics, download),
-    "Results": (demo, diagnose, explain, watch, probe, card, claims, mirror, dashboard),
+    "Results": (demo, diagnose, explain, watch, probe, card, claims, dashboard),
 }
 """The help's groups of commands, in order."""

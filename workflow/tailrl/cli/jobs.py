@@ -78,15 +78,22 @@ def train(
     ranks: Annotated[int, Option(parser=units, metavar="N", help="processes that share the run")] = 1,
 ) -> None:
     """Train one arm with one seed."""
+    run = parse_settings(Run, settings)
+    if run.training.backend == "verl":
+        at_start(job_files("train", run))
+        with without(UNUSED):
+            from tailrl.training.verl import train as train_by_verl
+
+        train_by_verl(run, seed, policy, problems, out, wandb, ranks)
+        _write_card(out)
+        return
     if "RANK" not in os.environ and take(ranks) and ranks > 1:
         enough_shared_memory(ranks)
     if ranks > 1 and "RANK" not in os.environ:
         _launch(ranks)
         return
-    run = parse_settings(Run, settings)
     at_start(job_files("train", run))
     with without(UNUSED):
-        from tailrl.evaluation.model_card import write_card
         from tailrl.planning.fits import check_training
         from tailrl.training.loop import train as train_run
 
@@ -94,7 +101,13 @@ def train(
     train_run(run, seed, policy, problems, out, wandb)
     if os.environ.get("RANK", "0") != "0":
         return
-    # Not in the loop: an edit of the card's words makes no run stale, and a run without its card is kept.
+    _write_card(out)
+
+
+def _write_card(out: Path) -> None:
+    """Not in the loop: an edit of the card's words makes no run stale, and a run without its card is kept."""
+    from tailrl.evaluation.model_card import write_card
+
     try:
         write_card(out)
     except (StudyError, OSError) as error:
@@ -147,7 +160,7 @@ def _launch(ranks: int) -> None:
 @command()
 def summarise(study: WholeStudy, results: Folder, out: Out) -> None:
     """Write a study's tables, figures and summary."""
-    from tailrl.report.study import write_report
+    from tailrl.reports.overview.study import write_report
 
     write_report(parse_settings(Study, study), results, out)
 
@@ -155,7 +168,7 @@ def summarise(study: WholeStudy, results: Folder, out: Out) -> None:
 @command()
 def ablation(study: WholeStudy, name: Annotated[str, Option()], results: Folder, out: Out) -> None:
     """Write an ablation's table and figure."""
-    from tailrl.report.study import write_ablation
+    from tailrl.reports.ablation.page import write_ablation
 
     write_ablation(parse_settings(Study, study), name, results, out)
 
@@ -173,7 +186,7 @@ def measure_gradients(settings: SettingsText, out: Out) -> None:
 @command()
 def gradient_page(results: Folder, out: Out) -> None:
     """Write the table and figure of the measured gradients."""
-    from tailrl.report.study import write_gradients
+    from tailrl.reports.gradients.page import write_gradients
 
     write_gradients(results, out)
 
@@ -195,7 +208,7 @@ def compare(settings: SettingsText, policy: PolicyFolder, problems: ProblemFile,
 @command()
 def distribution_page(results: Folder, engine: Annotated[list[str], Option(help="once for each")], out: Out) -> None:
     """Write the tables and the figure of the compared distributions."""
-    from tailrl.report.study import write_distribution_report
+    from tailrl.reports.distributions.page import write_distribution_report
 
     write_distribution_report(results, engine, out)
 
@@ -213,22 +226,14 @@ def equal_mass_table(settings: SettingsText, policy: PolicyFolder, problems: Pro
 @command()
 def overview(results: Roots, out: Out) -> None:
     """Write the page over all studies."""
-    from tailrl.report.study import CAPTIONS, write_paper
+    from tailrl.reports.overview.all_studies import write_all_studies
 
-    write_paper(results, CAPTIONS, out)
+    write_all_studies(results, out)
 
 
 @command()
 def pool(study: WholeStudy, out: Out, part: PartTables = None) -> None:
     """Write the tables, the page and the figure over the finished parts of a study."""
-    from tailrl.report.study import write_pooled
+    from tailrl.reports.parts.page import write_pooled
 
     write_pooled(parse_settings(Study, study), part or [], out)
-
-
-@command()
-def dashboard(results: Folder) -> None:
-    """Make a study's workspace and report on a W&B server, or warn that there is none."""
-    from tailrl.tracking.wandb_dashboard import dashboard_at_the_end
-
-    dashboard_at_the_end(results)

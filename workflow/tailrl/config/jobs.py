@@ -22,6 +22,11 @@ class Evaluation(Settings):
 
     task: Task = ArithmeticTask(problems=200)
     samples: int = Field(8, ge=1, le=MOST_RESPONSES, description="k: responses per problem, for avg@k and pass@k")
+    greedy: bool = Field(
+        True,
+        description="one more response to each problem, of the most probable tokens: it tells what a policy can do "
+        "from how sharp it is",
+    )
     sampler: SamplerSettings = VllmSettings()
     temperature: float = Field(1.0, ge=0.01, le=HOTTEST, description="sampling temperature; vLLM takes 0.01 to 2")
     max_new_tokens: int = Field(64, ge=1, le=MOST_TOKENS, description="longest response, tokens")

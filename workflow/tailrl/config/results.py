@@ -32,6 +32,12 @@ SHARED = (
 """Those beside them that no part names."""
 
 
+def whole_and_part(study: str) -> tuple[str, str]:
+    """A study's name as that of the whole and that of the part: `causes/1` is part 1 of `causes`; else no part."""
+    whole, _, part = study.partition("/")
+    return whole, part
+
+
 def places(kind: str, names: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Each place that parts of a kind use, below the study's results, with the part's name."""
     for name in names:

@@ -71,6 +71,11 @@ class SamplerSettings(Kinds):
         return self.quantizes_trainer
 
     @property
+    def twin(self) -> "FewBits | None":
+        """The formats of a quantised engine that is compared with the same quantisation in PyTorch; None: it is not."""
+        return None
+
+    @property
     def sharing(self) -> int:
         """Ranks that share one engine."""
         return 1
@@ -169,6 +174,11 @@ class VllmSettings(FewBits):
     def few_bit_trainer(self) -> bool:
         """See `quantized_trainer`."""
         return self.quantized_trainer
+
+    @property
+    def twin(self) -> "FewBits | None":
+        """Itself, where it quantises: vLLM's kernels and loaders are not ours."""
+        return self if self.quantized else None
 
     @property
     def sharing(self) -> int:

@@ -3,7 +3,7 @@
 import ast
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,10 @@ from tailrl.config.sampler import SamplerSettings
 from tailrl.runtime.import_path import is_import_path, source_of
 
 PACKAGE = Path(__file__).parents[1]
+
+
+DATA = (".yaml", ".j2", ".css", ".js", ".rst")
+"""The endings of a package's files that its modules read."""
 
 
 def module_file(name: str) -> Path | None:
@@ -54,7 +58,8 @@ def _imports(statements: Iterable[ast.AST]) -> Iterator[ast.Import | ast.ImportF
 def source_files(*modules: str) -> list[str]:
     """Sorted files of these modules and of the package's modules that they import, directly or not.
 
-    A package's data count with it: YAML beside its `__init__.py`, and templates/. Paths are relative to the working
+    Their data count too: what lies beside them with one of the endings in DATA, and a package's templates/. A file that
+    has a module's name, as page.md.j2 has that of page.py, counts with that module. Paths are relative to the working
     directory, so that a finished study can be moved together with its workflow.
 
     Raises:
@@ -68,11 +73,22 @@ def source_files(*modules: str) -> list[str]:
         if file is None:
             raise ValueError(f"{name} is not a module of {PACKAGE.name}")
         files[name] = file
-        if file.name == "__init__.py":
-            files |= {str(data): data for data in (*file.parent.glob("*.yaml"), *file.parent.glob("templates/*"))}
         imported = {parent for module in imported_modules(file) for parent in _with_packages(module)}
         waiting |= imported - files.keys()
-    return sorted(os.path.relpath(file) for file in files.values())
+    modules_found = set(files.values())
+    data = {
+        path for file in modules_found if file.name == "__init__.py" for path in _data_of(file.parent, modules_found)
+    }
+    return sorted(os.path.relpath(file) for file in modules_found | data)
+
+
+def _data_of(package: Path, modules: Collection[Path]) -> Iterator[Path]:
+    """The data of a package, without those of its modules that are not among these."""
+    yield from package.glob("templates/*")
+    for path in package.glob("*.*"):
+        module = package / f"{path.name.partition('.')[0]}.py"
+        if path.suffix in DATA and (module in modules or not module.is_file()):
+            yield path
 
 
 JOBS = {
@@ -83,7 +99,12 @@ JOBS = {
     "measure_gradients": ("tailrl.probes.gradients.quality",),
     "compare": ("tailrl.probes.distributions.measure",),
     "equal_mass_table": ("tailrl.probes.distributions.equal_mass",),
-    "report": ("tailrl.report.study",),
+    "summarise": ("tailrl.reports.overview.study",),
+    "ablation": ("tailrl.reports.ablation.page",),
+    "gradient_page": ("tailrl.reports.gradients.page",),
+    "distribution_page": ("tailrl.reports.distributions.page",),
+    "pool": ("tailrl.reports.parts.page",),
+    "overview": ("tailrl.reports.overview.all_studies",),
 }
 """The modules that each kind of job runs, beside those that its settings name."""
 
@@ -103,6 +124,7 @@ def job_files(job: str, settings: Settings | None = None) -> tuple[str, ...]:
     named = [f"tailrl.config.tasks.{task}" for task in tasks]
     named += [f"tailrl.tasks.{task}" for task in tasks if job == "problems" or task == "lm_eval"]
     named += [f"tailrl.objective.remedies.{weight}" for weight in _texts(data, "sequence")]
+    named += ["tailrl.training.verl", "tailrl.integrations.verl.reward"] if "verl" in _texts(data, "backend") else []
     if job in SAMPLING:
         ours = {word: kind.PATH.partition(":")[0] for word, kind in SamplerSettings.kinds().items()}
         named += [ours[engine] for engine in engines & ours.keys()]

@@ -16,6 +16,7 @@ from pydantic import (
     model_validator,
 )
 
+from tailrl.config import verl
 from tailrl.config.ablation import Ablation
 from tailrl.config.arm import Arm, ArmBlocks, Correction
 from tailrl.config.base import HOTTEST, LONGEST_NAME, NAME, NAME_RULE, STUDY_NAME, Kinds, Seeds, Settings
@@ -235,6 +236,11 @@ class Study(Settings):
         """Raises ValueError for sizes that do not fit together: training would fail only after the base policy."""
         self._check_experts(f"arms.{name}.sampler", run.sampler)
         training = run.training
+        if training.backend == "verl":
+            try:
+                verl.check(run)
+            except ValueError as error:
+                raise ValueError(f"arms.{name}: {error}") from None
         _check_products(f"arms.{name}", training.prompts, "prompts", training.group_size, training.max_new_tokens)
         # An arm's own setting hides the study's.
         of_arm = {key: f"arms.{name}.training.{key}" for key in arm.training}

@@ -76,6 +76,13 @@ class Training(Settings):
     steps: int = Field(100, ge=1, le=MOST_STEPS, description="training steps, each on fresh rollouts")
     prompts: int = Field(8, ge=1, le=MOST_RESPONSES, description="different problems per step")
     group_size: int = Field(8, ge=2, le=MOST_RESPONSES, description="responses per problem (n of RLOO's baseline)")
+    backend: Literal["tailrl", "verl"] = Field(
+        "tailrl",
+        description="what trains: our own loop, or verl in an environment of its own; what verl cannot do is refused",
+    )
+    verl_overrides: tuple[str, ...] = Field(
+        (), description="more lines of verl's command, key=value, which count over those that the arm gives"
+    )
     minibatches: int = Field(
         1, ge=1, le=MOST_RESPONSES, description="updates on the rollouts of one step, each on a share of them"
     )
@@ -160,4 +167,9 @@ class Training(Settings):
     def _used(self) -> Self:
         if self.optimizer == "sgd" and self.weight_decay:
             raise ValueError("optimizer: sgd does not use weight_decay")
+        if self.verl_overrides and self.backend != "verl":
+            raise ValueError("verl_overrides say nothing without backend: verl")
+        for line in self.verl_overrides:
+            if "=" not in line:
+                raise ValueError(f"verl_overrides: {line!r} is no line of the form key=value")
         return self

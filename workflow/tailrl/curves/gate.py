@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from tailrl.analysis.format import count, short
 from tailrl.curves.reading import LAST, Reading, RunReading, Told, last_points, last_tenth, median_of
 from tailrl.diagnosis.gate import BEYOND, CANNOT_TELL, WITHIN, Judgement, Limit, judge_number
+from tailrl.page_parts.number_text import count, short
 from tailrl.stats.intervals import LEVEL, NO_INTERVAL, Interval
 
 

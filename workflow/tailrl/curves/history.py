@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from tailrl.artifacts.metrics import FloatArray
-from tailrl.curves.names import KNOWN, Names, metric_of_file_name
+from tailrl.curves.names import KNOWN, Names
 from tailrl.curves.wandb_file import read_wandb_file
 from tailrl.diagnosis.folders import regular_files
 from tailrl.diagnosis.opened import opened, plain_ending
@@ -174,14 +174,14 @@ def history_of_rows(
     last_step: dict[str, float] = {}
     for run, row in rows:
         flat = dict(flat_row(row))
-        step = next((flat[name] for name in names.steps() if name in flat), last_step.get(run, -1.0) + 1)
+        step = next((flat[name] for name in names.steps if name in flat), last_step.get(run, -1.0) + 1)
         if not math.isfinite(step):
             continue
         if step < last_step.get(run, -math.inf):
             restarts.setdefault(run, []).append(step)
         last_step[run] = step
         for name, value in flat.items():
-            if name not in names.steps():
+            if name not in names.steps:
                 values.setdefault((run, name), {})[step] = value
     curves = []
     for (run, name), by_step in values.items():
@@ -270,7 +270,7 @@ def _is_metrics(row: Mapping[str, Any], names: Names) -> bool:
     flat = dict(flat_row(row))
     if any(names.metric(name) for name in flat):
         return not any(isinstance(value, list) and OF_TOKENS.search(name) for name, value in row.items())
-    return any(name in flat for name in names.steps()) and all(name in flat for name in row)
+    return any(name in flat for name in names.steps) and all(name in flat for name in row)
 
 
 def _table(path: Path, separator: str, names: Names) -> History | None:
@@ -285,10 +285,10 @@ def _table(path: Path, separator: str, names: Names) -> History | None:
         return None
     header, *body = lines
     if [name.strip().lower() for name in header[:3]] == ["wall time", "step", "value"]:
-        name = metric_of_file_name(path.stem, names)
+        name = names.of_file(path.stem)
         rows = ((("", {"step": _number(line[1]), name: _number(line[2])})) for line in body if len(line) > 2)
         return history_of_rows(rows, str(path), TENSORBOARD, names)
-    steps = [place for place, name in enumerate(header) if name.strip() in names.steps()]
+    steps = [place for place, name in enumerate(header) if name.strip() in names.steps]
     columns = [(place, OF_W_AND_B.match(name)) for place, name in enumerate(header)]
     exported = [(place, parts) for place, parts in columns if parts and not parts["bound"]]
     if exported:
@@ -312,7 +312,7 @@ def _has_metrics(header: Sequence[str], names: Names) -> bool:
         return True
     if any(OF_W_AND_B.match(title) for title in titles):
         return True
-    return any(title in names.steps() for title in titles) and any(names.metric(title) for title in titles)
+    return any(title in names.steps for title in titles) and any(names.metric(title) for title in titles)
 
 
 def _number(text: str) -> float | None:

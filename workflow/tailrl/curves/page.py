@@ -9,15 +9,15 @@ import numpy as np
 
 import tailrl
 from tailrl import diagnosis
-from tailrl.analysis.format import count, short
 from tailrl.curves.reading import EXACT, Reading, RunReading, Told, shape_words
 from tailrl.diagnosis.formats import how_to_log
 from tailrl.diagnosis.gate import Judgement, exit_code
 from tailrl.diagnosis.record import CurvesRecord, RunRecord, gate_records
 from tailrl.diagnosis.sizes import LEVELS, limits, number_name, sizes
-from tailrl.pages import TEMPLATES
-from tailrl.pages.markdown import prose
-from tailrl.pages.scales import (
+from tailrl.page_parts import TEMPLATES
+from tailrl.page_parts.markdown import prose
+from tailrl.page_parts.number_text import count, short
+from tailrl.page_parts.scales import (
     BOTTOM,
     CURVES_HEIGHT,
     LEFT,

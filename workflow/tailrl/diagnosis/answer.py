@@ -7,7 +7,7 @@ from tailrl.diagnosis.diagnosis import Diagnosis
 from tailrl.diagnosis.log import Log
 from tailrl.diagnosis.record import AnyRecord
 from tailrl.diagnosis.replay import catalogue
-from tailrl.pages.explorer import without_text
+from tailrl.page_parts.explorer import without_text
 from tailrl.runtime.errors import StudyError
 
 Numbered = dict[str, dict[str, int]]

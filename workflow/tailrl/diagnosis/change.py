@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tailrl.analysis.format import short
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.diagnosis.advice import NOTHING_TO_SAY
 from tailrl.diagnosis.diagnosis import Diagnosis
@@ -21,8 +20,9 @@ from tailrl.diagnosis.measure import TOKEN, Measured
 from tailrl.diagnosis.metrics import from_zero, quantity
 from tailrl.diagnosis.page import SUMMARY, cell
 from tailrl.diagnosis.sizes import LEVELS, band_of
-from tailrl.pages import TEMPLATES
-from tailrl.pages.markdown import prose
+from tailrl.page_parts import TEMPLATES
+from tailrl.page_parts.markdown import prose
+from tailrl.page_parts.number_text import short
 from tailrl.runtime.templates import renderer
 from tailrl.stats.intervals import Interval, Ratio, ratio_difference, ratio_interval
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tailrl.analysis.format import short
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.diagnosis.measure import NATS_EDGES, SEQUENCE_GROUPS, Measured
 from tailrl.diagnosis.signature import LOGIT_CELLS, LOGIT_EDGE, POSITION_EDGES
-from tailrl.pages.scales import (
+from tailrl.page_parts.number_text import short
+from tailrl.page_parts.scales import (
     BOTTOM,
     CURVES_HEIGHT,
     LEFT,

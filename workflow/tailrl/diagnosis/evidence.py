@@ -4,7 +4,6 @@ import math
 import re
 from collections.abc import Callable
 
-from tailrl.analysis.format import count
 from tailrl.diagnosis.features import (
     falls,
     features,
@@ -19,6 +18,7 @@ from tailrl.diagnosis.features import (
 from tailrl.diagnosis.measure import Measured
 from tailrl.diagnosis.signals import EARLY, HEAD, IMPROBABLE, LAGS, LATE, RARE
 from tailrl.diagnosis.sure import beyond_sixteen_bits, settled
+from tailrl.page_parts.number_text import count
 
 NO_SHARE = re.compile(r"(?<![\d.])0 %")
 

@@ -5,10 +5,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from tailrl.analysis.format import count
 from tailrl.diagnosis.formats import Dump, dumps, how_to_log
 from tailrl.diagnosis.left_out import LeftOut, RowError
 from tailrl.diagnosis.opened import may_be_log
+from tailrl.page_parts.number_text import count
 from tailrl.runtime.errors import StudyError, few, reason
 
 

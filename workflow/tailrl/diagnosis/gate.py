@@ -5,10 +5,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from tailrl.analysis.format import short
 from tailrl.diagnosis.exact_checks import Fault
 from tailrl.diagnosis.measure import TOKEN, Measured
 from tailrl.diagnosis.metrics import OTHERS, frameworks, quantity
+from tailrl.page_parts.number_text import short
 from tailrl.runtime.errors import StudyError, one_line
 from tailrl.stats.intervals import Interval
 

@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tailrl.analysis.format import count, short
 from tailrl.diagnosis.advice import EXPLAINS, NOTHING_TO_SAY
 from tailrl.diagnosis.causes import CLOSE, Cause, agrees, cause_words, disagrees_with_itself
 from tailrl.diagnosis.diagnosis import Diagnosis
@@ -13,6 +12,7 @@ from tailrl.diagnosis.metrics import named_metrics, quantity
 from tailrl.diagnosis.sizes import LEVELS, band_of, limits
 from tailrl.diagnosis.sure import beyond_sixteen_bits
 from tailrl.diagnosis.trend import trend_of
+from tailrl.page_parts.number_text import count, short
 
 CERTAIN = 0.9  # how sure a cause is that is named without "probable"
 LEAST_SURE = 0.5  # of a cause that is called probable

@@ -15,6 +15,7 @@ from tailrl.artifacts.metrics import FloatArray
 from tailrl.diagnosis.log import IntArray, Log
 from tailrl.diagnosis.signals import Signals
 from tailrl.diagnosis.signature import SignatureSums
+from tailrl.objective.kl_estimates import k2, k3
 from tailrl.stats.intervals import Interval, mean_interval, ratio_interval
 from tailrl.stats.verl import bounded_ratio, truncated_ratio
 
@@ -34,35 +35,33 @@ Both = Callable[[FloatArray, FloatArray], FloatArray]
 
 def _to_mixture(log_p: FloatArray, log_q: FloatArray) -> FloatArray:
     """k3 of p and (p + q) / 2."""
-    ratio = log_p - (np.logaddexp(log_p, log_q) - np.log(2))
-    found: FloatArray = np.expm1(ratio) - ratio
-    return found
+    return k3(log_p - (np.logaddexp(log_p, log_q) - np.log(2)))
 
 
 TOKEN: dict[str, Both] = {
-    "k1": lambda train, infer: infer - train,
-    "k2": lambda train, infer: (train - infer) ** 2 / 2,
-    "k3": lambda train, infer: np.expm1(train - infer) - (train - infer),
-    "k3_reverse": lambda train, infer: np.expm1(infer - train) - (infer - train),
-    "abs_logp": lambda train, infer: np.abs(train - infer),
-    "abs_prob": lambda train, infer: np.abs(np.exp(train) - np.exp(infer)),
-    "abs_prob_squared": lambda train, infer: np.abs(np.exp(train) - np.exp(infer)) ** 2,
-    "js": lambda train, infer: _to_mixture(train, infer) / 2 + _to_mixture(infer, train) / 2,
-    "ratio": lambda train, infer: bounded_ratio(train - infer),
-    "ratio_squared": lambda train, infer: bounded_ratio(train - infer) ** 2,
-    "error_factor": lambda train, infer: np.exp(np.abs(train - infer)),
-    "logp_train": lambda train, _: train,
-    "logp_infer": lambda _, infer: infer,
-    "prob_train": lambda train, _: np.exp(train),
-    "prob_infer": lambda _, infer: np.exp(infer),
-    "prob_train_squared": lambda train, _: np.exp(2 * train),
-    "prob_infer_squared": lambda _, infer: np.exp(2 * infer),
-    "prob_product": lambda train, infer: np.exp(train + infer),
-    "truncated": lambda train, infer: truncated_ratio(train - infer, VERL_THRESHOLD),
-    "truncated_squared": lambda train, infer: truncated_ratio(train - infer, VERL_THRESHOLD) ** 2,
-    "outside_tenth": lambda train, infer: (np.abs(np.expm1(train - infer)) > 0.1).astype(np.float64),
-    "above_two": lambda train, infer: (train - infer > np.log(2)).astype(np.float64),
-    "below_half": lambda train, infer: (train - infer < -np.log(2)).astype(np.float64),
+    "k1": lambda trainer, sampler: sampler - trainer,
+    "k2": lambda trainer, sampler: k2(trainer - sampler),
+    "k3": lambda trainer, sampler: k3(trainer - sampler),
+    "k3_reverse": lambda trainer, sampler: k3(sampler - trainer),
+    "abs_logp": lambda trainer, sampler: np.abs(trainer - sampler),
+    "abs_prob": lambda trainer, sampler: np.abs(np.exp(trainer) - np.exp(sampler)),
+    "abs_prob_squared": lambda trainer, sampler: np.abs(np.exp(trainer) - np.exp(sampler)) ** 2,
+    "js": lambda trainer, sampler: _to_mixture(trainer, sampler) / 2 + _to_mixture(sampler, trainer) / 2,
+    "ratio": lambda trainer, sampler: bounded_ratio(trainer - sampler),
+    "ratio_squared": lambda trainer, sampler: bounded_ratio(trainer - sampler) ** 2,
+    "error_factor": lambda trainer, sampler: np.exp(np.abs(trainer - sampler)),
+    "logp_train": lambda trainer, _: trainer,
+    "logp_infer": lambda _, sampler: sampler,
+    "prob_train": lambda trainer, _: np.exp(trainer),
+    "prob_infer": lambda _, sampler: np.exp(sampler),
+    "prob_train_squared": lambda trainer, _: np.exp(2 * trainer),
+    "prob_infer_squared": lambda _, sampler: np.exp(2 * sampler),
+    "prob_product": lambda trainer, sampler: np.exp(trainer + sampler),
+    "truncated": lambda trainer, sampler: truncated_ratio(trainer - sampler, VERL_THRESHOLD),
+    "truncated_squared": lambda trainer, sampler: truncated_ratio(trainer - sampler, VERL_THRESHOLD) ** 2,
+    "outside_tenth": lambda trainer, sampler: (np.abs(np.expm1(trainer - sampler)) > 0.1).astype(np.float64),
+    "above_two": lambda trainer, sampler: (trainer - sampler > np.log(2)).astype(np.float64),
+    "below_half": lambda trainer, sampler: (trainer - sampler < -np.log(2)).astype(np.float64),
 }
 """Of each token, from log π_train and log π_infer [T], nats. k1 and k3 estimate KL(π_infer ‖ π_train); k3_reverse adds
 its terms with π_train and π_infer exchanged, as NeMo-RL's policy KL does, over the same sampled tokens; js compares
@@ -101,25 +100,25 @@ class Measured:
     @np.errstate(over="ignore", invalid="ignore")  # a log-prob of -1e6 is a finding
     def add(self, title: str, log: Log) -> None:
         """Adds a part of a log."""
-        train_T, infer_T = log.trainer_T, log.sampler_T
-        sound_T = self._odd(train_T, infer_T)
+        trainer_T, sampler_T = log.trainer_T, log.sampler_T
+        sound_T = self._odd(trainer_T, sampler_T)
         self.signals.add(log, sound_T)
-        train_T, infer_T, sequence_T = train_T[sound_T], infer_T[sound_T], log.sequence_T[sound_T]
-        train_T, infer_T = np.minimum(train_T, 0.0), np.minimum(infer_T, 0.0)
+        trainer_T, sampler_T, sequence_T = trainer_T[sound_T], sampler_T[sound_T], log.sequence_T[sound_T]
+        trainer_T, sampler_T = np.minimum(trainer_T, 0.0), np.minimum(sampler_T, 0.0)
         count = len(log.start_S)
 
         def total(values_T: FloatArray) -> FloatArray:
             return np.bincount(sequence_T, values_T, count).astype(np.float64)
 
-        self.parts.setdefault("tokens", []).append(total(np.ones(len(train_T))))
+        self.parts.setdefault("tokens", []).append(total(np.ones(len(trainer_T))))
         for name, of in TOKEN.items():
-            self.parts.setdefault(name, []).append(total(of(train_T, infer_T)))
+            self.parts.setdefault(name, []).append(total(of(trainer_T, sampler_T)))
         for name in ("step", "version", "reward", "prompt"):
             self.parts.setdefault(name, []).append(getattr(log, f"{name}_S"))
-        self._extremes(train_T, infer_T)
+        self._extremes(trainer_T, sampler_T)
         group_T = (sequence_T + self.sequences) % SEQUENCE_GROUPS
-        self._bins(train_T, infer_T, group_T)
-        self.signature.add(train_T, infer_T, log.position_T[sound_T], group_T)
+        self._bins(trainer_T, sampler_T, group_T)
+        self.signature.add(trainer_T, sampler_T, log.position_T[sound_T], group_T)
         self.titles[title] += count
         self.frameworks.update(labels["framework"] for labels in log.labels_S if "framework" in labels)
         self.has |= log.has()
@@ -130,10 +129,10 @@ class Measured:
             unknown_T = np.full(len(log.again_T), np.nan)
             self.floor.add(title, replace(log, sampler_T=log.again_T, again_T=unknown_T))
 
-    def _odd(self, train_T: FloatArray, infer_T: FloatArray) -> Any:
+    def _odd(self, trainer_T: FloatArray, sampler_T: FloatArray) -> Any:
         """Which tokens have two log-probs; counts the others."""
-        sound_T = np.ones(len(train_T), bool)
-        for side, values_T in (("trainer", train_T), ("sampler", infer_T)):
+        sound_T = np.ones(len(trainer_T), bool)
+        for side, values_T in (("trainer", trainer_T), ("sampler", sampler_T)):
             for name, bad_T in (
                 ("NaN", np.isnan(values_T)),
                 ("-inf", np.isneginf(values_T)),
@@ -143,13 +142,13 @@ class Measured:
                 sound_T &= ~bad_T
         return sound_T
 
-    def _extremes(self, train_T: FloatArray, infer_T: FloatArray) -> None:
-        if not len(train_T):
+    def _extremes(self, trainer_T: FloatArray, sampler_T: FloatArray) -> None:
+        if not len(trainer_T):
             return
-        delta_T = train_T - infer_T
+        delta_T = trainer_T - sampler_T
         found = {
             "abs_logp_max": float(np.abs(delta_T).max()),
-            "abs_prob_max": float(np.abs(np.exp(train_T) - np.exp(infer_T)).max()),
+            "abs_prob_max": float(np.abs(np.exp(trainer_T) - np.exp(sampler_T)).max()),
             "ratio_max": float(np.exp(delta_T.max())),
         }
         for name, value in found.items():
@@ -157,16 +156,16 @@ class Measured:
         least = float(np.exp(delta_T.min()))
         self.extremes["ratio_min"] = min(least, self.extremes.get("ratio_min", least))
 
-    def _bins(self, train_T: FloatArray, infer_T: FloatArray, group_T: IntArray) -> None:
-        place_T = np.clip(np.searchsorted(NATS_EDGES, -train_T, side="right") - 1, 0, len(NATS_EDGES) - 2)
-        delta_T, cell_T = train_T - infer_T, group_T * (len(NATS_EDGES) - 1) + place_T
+    def _bins(self, trainer_T: FloatArray, sampler_T: FloatArray, group_T: IntArray) -> None:
+        place_T = np.clip(np.searchsorted(NATS_EDGES, -trainer_T, side="right") - 1, 0, len(NATS_EDGES) - 2)
+        delta_T, cell_T = trainer_T - sampler_T, group_T * (len(NATS_EDGES) - 1) + place_T
         shape = (SEQUENCE_GROUPS, len(NATS_EDGES) - 1)
         values = {
-            "tokens": np.ones(len(train_T)),
+            "tokens": np.ones(len(trainer_T)),
             "size": np.abs(delta_T),
             "signed": delta_T,
             "squared": delta_T**2,
-            "rest": -np.expm1(train_T),
+            "rest": -np.expm1(trainer_T),
         }
         for name, values_T in values.items():
             found = np.bincount(cell_T, values_T, shape[0] * shape[1]).reshape(shape).astype(np.float64)

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tailrl.analysis.format import count, short
 from tailrl.diagnosis.advice import SURE, Advice
 from tailrl.diagnosis.causes import cause_words
 from tailrl.diagnosis.charts import charts
@@ -17,9 +16,10 @@ from tailrl.diagnosis.measure import Measured
 from tailrl.diagnosis.metrics import Rule, named_metrics, quantity
 from tailrl.diagnosis.replay import Configured, catalogue, configuration
 from tailrl.diagnosis.sizes import number_name, sizes
-from tailrl.pages import TEMPLATES, scales
-from tailrl.pages.explorer import explorer_data
-from tailrl.pages.markdown import markdown_html, markdown_tokens, prose
+from tailrl.page_parts import TEMPLATES, scales
+from tailrl.page_parts.explorer import explorer_data
+from tailrl.page_parts.markdown import markdown_html, markdown_tokens, prose
+from tailrl.page_parts.number_text import count, short
 from tailrl.runtime.templates import renderer
 from tailrl.stats.intervals import Interval
 

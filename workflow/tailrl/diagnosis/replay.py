@@ -21,6 +21,7 @@ from tailrl.config.base import Kinds
 from tailrl.config.presets import presets
 from tailrl.config.vocabulary import MinP, Vocabulary
 from tailrl.diagnosis.log import Log
+from tailrl.diagnosis.parts import part_of
 from tailrl.diagnosis.replay_sums import BASES, PartSums, add_sums, sound_tokens, weight_sums
 from tailrl.diagnosis.replay_weights import ReplaySettings, by_advantage, token_weights
 
@@ -185,17 +186,17 @@ class Replay:
     def add(self, log: Log) -> None:
         """Adds a part of a log."""
         tokens = sound_tokens(log)
-        if not len(tokens.train_T):
+        if not len(tokens.trainer_T):
             return
-        unknown_T = np.isnan(tokens.train_top_T) | np.isnan(tokens.infer_top_T)
+        unknown_T = np.isnan(tokens.trainer_top_T) | np.isnan(tokens.sampler_top_T)
         self._top_unknown = self._top_unknown or bool(unknown_T.any())
         known_T = ~np.isnan(tokens.advantage_T)
-        judged = tokens if known_T.all() else tokens.chosen(known_T)
+        judged = tokens if known_T.all() else part_of(tokens, known_T)
         for of, signed, whole in ((tokens, False, self._whole), (judged, True, self._judged)):
-            if not len(of.train_T):
+            if not len(of.trainer_T):
                 continue
             known = PartSums.of(of)
-            add_sums(whole, weight_sums(np.ones(len(of.train_T)), known))
+            add_sums(whole, weight_sums(np.ones(len(of.trainer_T)), known))
             for sums, (_, _, settings) in zip(self._sums, self._tries, strict=True):
                 if by_advantage(settings) == signed:
                     found = token_weights(of, settings)

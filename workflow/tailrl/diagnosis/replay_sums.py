@@ -1,6 +1,6 @@
 """What the replay of remedies adds up: a part's sound tokens, and the sums of one setting's weights over them."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.diagnosis.log import IntArray, Log
 from tailrl.diagnosis.measure import LOGPROB_ROUNDING
+from tailrl.diagnosis.parts import part_of
+from tailrl.objective.kl_estimates import k3
 
 BoolArray = NDArray[np.bool_]
 
@@ -15,49 +17,26 @@ BASES = ("advantage", "reward")
 """What the gradient's direction is taken with: the first that the log has."""
 
 
-@dataclass(frozen=True, slots=True)
-class SoundTokens:
-    """The T sound tokens of a part, in N responses; `advantage_T`, `reward_T`: NaN where there is none."""
-
-    train_T: FloatArray
-    infer_T: FloatArray
-    sequence_T: IntArray
-    moved_T: FloatArray
-    advantage_T: FloatArray
-    reward_T: FloatArray
-    train_top_T: FloatArray
-    infer_top_T: FloatArray
-
-    @property
-    def count(self) -> int:
-        """N."""
-        return int(self.sequence_T.max(initial=-1)) + 1
-
-    def chosen(self, kept_T: np.ndarray) -> "SoundTokens":
-        """Some of the tokens; the sequences are numbered anew."""
-        values = {field.name: getattr(self, field.name)[kept_T] for field in fields(self)}
-        sequence_T = values["sequence_T"]
-        values["sequence_T"] = np.cumsum(np.diff(sequence_T, prepend=sequence_T[:1]) != 0)
-        return SoundTokens(**values)
-
-
-def sound_tokens(log: Log) -> SoundTokens:
-    """The tokens with two sound log-probs; Δ is of the log-probs from the update's begin, where these are logged."""
-    known_T = ~np.isnan(log.recomputed_T)
-    train_T = np.where(known_T, log.recomputed_T, log.trainer_T)
-    sound_T = np.ones(len(train_T), bool)
-    for values_T in (train_T, log.trainer_T, log.sampler_T):
+def sound_tokens(log: Log) -> Log:
+    """The tokens with two sound log-probs, none above 0. `recomputed_T` is the trainer's from the update's begin: its
+    only one where no other is logged."""
+    begin_T = np.where(np.isnan(log.recomputed_T), log.trainer_T, log.recomputed_T)
+    sound_T = np.ones(len(begin_T), bool)
+    for values_T in (begin_T, log.trainer_T, log.sampler_T):
         sound_T &= np.isfinite(values_T) & (values_T <= LOGPROB_ROUNDING)
-    return SoundTokens(
-        train_T=np.minimum(train_T, 0.0),
-        infer_T=np.minimum(log.sampler_T, 0.0),
-        sequence_T=log.sequence_T,
-        moved_T=log.trainer_T - train_T,
-        advantage_T=log.advantage_T,
-        reward_T=log.reward_S[log.sequence_T],
-        train_top_T=log.trainer_top_T,
-        infer_top_T=log.sampler_top_T,
-    ).chosen(sound_T)
+    tokens = part_of(replace(log, recomputed_T=begin_T), sound_T)
+    begin_T = np.minimum(tokens.recomputed_T, 0.0)
+    return replace(
+        tokens,
+        sampler_T=np.minimum(tokens.sampler_T, 0.0),
+        trainer_T=tokens.trainer_T - (tokens.recomputed_T - begin_T),
+        recomputed_T=begin_T,
+    )
+
+
+def moved(tokens: Log) -> FloatArray:
+    """How far the trainer's log-probs moved since the update's begin, [T] nats, of `sound_tokens`."""
+    return tokens.trainer_T - tokens.recomputed_T
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +56,17 @@ class PartSums:
     values: dict[str, FloatArray]
 
     @classmethod
-    def of(cls, tokens: SoundTokens) -> "PartSums":
-        """What is known of a part before any setting."""
-        delta_T = tokens.train_T - tokens.infer_T
-        given = {name: getattr(tokens, f"{name}_T") for name in BASES}
+    def of(cls, tokens: Log) -> "PartSums":
+        """What is known of a part's `sound_tokens` before any setting."""
+        delta_T = tokens.recomputed_T - tokens.sampler_T
+        given = {"advantage": tokens.advantage_T, "reward": tokens.reward_S[tokens.sequence_T]}
         values = {
             name: np.stack([np.nan_to_num(a_T) ** 2, np.nan_to_num(a_T), ~np.isnan(a_T)]).astype(np.float64)
             for name, a_T in given.items()
             if not np.isnan(a_T).all()
         }
         first_T = np.diff(tokens.sequence_T, prepend=-1) != 0
-        return cls(np.expm1(delta_T) - delta_T, np.exp(tokens.train_T), tokens.sequence_T, first_T, values)
+        return cls(k3(delta_T), np.exp(tokens.recomputed_T), tokens.sequence_T, first_T, values)
 
 
 def weight_sums(weight_T: FloatArray, known: PartSums) -> dict[str, float]:

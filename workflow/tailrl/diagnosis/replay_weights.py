@@ -14,7 +14,9 @@ from tailrl.artifacts.metrics import FloatArray
 from tailrl.config.arm import LIMITED, Clip, Correction
 from tailrl.config.rejection import LOG_STATISTICS, Rejection
 from tailrl.config.vocabulary import Vocabulary
-from tailrl.diagnosis.replay_sums import BoolArray, SoundTokens
+from tailrl.diagnosis.log import Log
+from tailrl.diagnosis.replay_sums import BoolArray, moved
+from tailrl.objective.kl_estimates import k1, k2, k3
 
 ReplaySettings = Correction | Vocabulary | Clip
 
@@ -40,8 +42,8 @@ def by_advantage(settings: ReplaySettings) -> bool:
 
 
 @np.errstate(over="ignore", invalid="ignore", divide="ignore")  # an overflow is an answer here
-def token_weights(tokens: SoundTokens, settings: ReplaySettings) -> TokenWeights | None:
-    """Each token's weight; None: one overflows float64. DVP keeps what lies in both sides' sets."""
+def token_weights(tokens: Log, settings: ReplaySettings) -> TokenWeights | None:
+    """Each token's weight, of `sound_tokens`; None: one overflows float64. DVP keeps what lies in both sides' sets."""
     if isinstance(settings, Vocabulary):
         found = TokenWeights(_dvp(tokens, settings))
     elif isinstance(settings, Clip):
@@ -54,19 +56,19 @@ def token_weights(tokens: SoundTokens, settings: ReplaySettings) -> TokenWeights
 # --- sums over responses ---------------------------------------------------------------------------------
 
 
-def _sum(values_T: FloatArray, tokens: SoundTokens) -> FloatArray:
+def _sum(values_T: FloatArray, tokens: Log) -> FloatArray:
     """Sums over each response, [N]."""
-    return np.bincount(tokens.sequence_T, values_T, tokens.count).astype(np.float64)
+    return np.bincount(tokens.sequence_T, values_T, len(tokens.start_S)).astype(np.float64)
 
 
-def _mean(values_T: FloatArray, tokens: SoundTokens) -> FloatArray:
+def _mean(values_T: FloatArray, tokens: Log) -> FloatArray:
     """Means over each response, [N]; every response here has a token."""
-    return _sum(values_T, tokens) / np.bincount(tokens.sequence_T, minlength=tokens.count)
+    return _sum(values_T, tokens) / np.bincount(tokens.sequence_T, minlength=len(tokens.start_S))
 
 
-def _largest(values_T: FloatArray, tokens: SoundTokens) -> FloatArray:
+def _largest(values_T: FloatArray, tokens: Log) -> FloatArray:
     """Largest value of each response, [N]."""
-    largest_N = np.full(tokens.count, -np.inf)
+    largest_N = np.full(len(tokens.start_S), -np.inf)
     np.maximum.at(largest_N, tokens.sequence_T, values_T)
     return largest_N
 
@@ -79,12 +81,12 @@ def _limited(log_ratio: FloatArray, limit: float | None) -> FloatArray:
 # --- corrections -----------------------------------------------------------------------------------------
 
 
-def _correction(tokens: SoundTokens, correction: Correction) -> TokenWeights:
+def _correction(tokens: Log, correction: Correction) -> TokenWeights:
     """A token's weight times its response's; 0 where either is rejected, and in a response with a veto."""
-    delta_T = tokens.train_T - tokens.infer_T
+    delta_T = tokens.recomputed_T - tokens.sampler_T
     token_T, sequence_N = _token_ratio(delta_T, correction), _sequence_ratio(tokens, delta_T, correction)
     normalised_by = sequence_N if correction.token == "none" else token_T
-    dropped_N = np.zeros(tokens.count, bool)
+    dropped_N = np.zeros(len(tokens.start_S), bool)
     for rule in correction.reject:
         falls_X = _rejected(rule, tokens, correction.log_ratio_limit)
         if rule.by in ("token", "segment"):
@@ -113,11 +115,11 @@ def _token_ratio(delta_T: FloatArray, correction: Correction) -> FloatArray:
     return np.exp(delta_T)
 
 
-def _sequence_ratio(tokens: SoundTokens, delta_T: FloatArray, correction: Correction) -> FloatArray:
+def _sequence_ratio(tokens: Log, delta_T: FloatArray, correction: Correction) -> FloatArray:
     name, most, least = correction.sequence, correction.limit, correction.sequence_lower
     if name == "none":
-        return np.ones(tokens.count)
-    judged_T = delta_T if correction.rejects == "r_corr" else tokens.moved_T
+        return np.ones(len(tokens.start_S))
+    judged_T = delta_T if correction.rejects == "r_corr" else moved(tokens)
     if name in LIMITED:
         ratio_N = np.exp(_limited(_sum(judged_T, tokens), correction.log_ratio_limit))
         if name == "tis":
@@ -129,7 +131,7 @@ def _sequence_ratio(tokens: SoundTokens, delta_T: FloatArray, correction: Correc
     elif name == "reject_k1":
         kept_N = np.abs(_mean(judged_T, tokens)) <= most
     elif name == "reject_k3":
-        kept_N = _mean(np.expm1(judged_T) - judged_T, tokens) <= most
+        kept_N = _mean(k3(judged_T), tokens) <= most
     elif name in REMEDY_WEIGHTS:
         return REMEDY_WEIGHTS[name](judged_T, tokens, most)
     else:
@@ -137,12 +139,12 @@ def _sequence_ratio(tokens: SoundTokens, delta_T: FloatArray, correction: Correc
     return kept_N.astype(np.float64)
 
 
-def _geometric_mis(judged_T: FloatArray, tokens: SoundTokens, most: float) -> FloatArray:
+def _geometric_mis(judged_T: FloatArray, tokens: Log, most: float) -> FloatArray:
     ratio_N = np.exp(_mean(judged_T, tokens))
     return np.where(ratio_N > most, 0.0, ratio_N)
 
 
-REMEDY_WEIGHTS: dict[str, Callable[[FloatArray, SoundTokens, float], FloatArray]] = {
+REMEDY_WEIGHTS: dict[str, Callable[[FloatArray, Log, float], FloatArray]] = {
     "geometric_tis": lambda judged_T, tokens, most: np.minimum(np.exp(_mean(judged_T, tokens)), most),
     "geometric_mis": _geometric_mis,
 }
@@ -180,9 +182,9 @@ def _kl_both(ratio_T: FloatArray, logq_T: FloatArray) -> FloatArray:
 
 
 STATISTICS: dict[str, Callable[[FloatArray, FloatArray], FloatArray]] = {
-    "k1": lambda ratio_T, _: -ratio_T,
-    "k2": lambda ratio_T, _: ratio_T**2 / 2,
-    "k3": lambda ratio_T, _: np.expm1(ratio_T) - ratio_T,
+    "k1": lambda ratio_T, _: k1(ratio_T),
+    "k2": lambda ratio_T, _: k2(ratio_T),
+    "k3": lambda ratio_T, _: k3(ratio_T),
     "tv": _tv,
     "kl": _kl,
     "abs_tv": lambda ratio_T, logq_T: np.abs(_tv(ratio_T, logq_T)),
@@ -194,13 +196,13 @@ STATISTICS: dict[str, Callable[[FloatArray, FloatArray], FloatArray]] = {
 REDUCTIONS = {"sum": _sum, "mean": _mean, "max": _largest}
 
 
-def _rejected(rule: Rejection, tokens: SoundTokens, limit: float | None) -> BoolArray:
+def _rejected(rule: Rejection, tokens: Log, limit: float | None) -> BoolArray:
     """Which tokens, [T], or responses, [N], a rule drops."""
-    delta_T = tokens.train_T - tokens.infer_T
-    ratio_T = {"r_corr": delta_T, "r_ppo": tokens.moved_T, "r_rollout": delta_T + tokens.moved_T}[rule.ratio]
+    delta_T = tokens.recomputed_T - tokens.sampler_T
+    ratio_T = {"r_corr": delta_T, "r_ppo": moved(tokens), "r_rollout": delta_T + moved(tokens)}[rule.ratio]
     if rule.of in LOG_STATISTICS:
         ratio_T = _limited(ratio_T, limit)
-    logq_T = tokens.infer_T + delta_T if rule.ratio == "r_ppo" else tokens.infer_T
+    logq_T = tokens.sampler_T + delta_T if rule.ratio == "r_ppo" else tokens.sampler_T
     value_X, advantage_X = STATISTICS[rule.of](ratio_T, logq_T), tokens.advantage_T
     if rule.by == "batch":
         raise NotImplementedError("by: batch is of all tokens of an update, and a log is read in parts")
@@ -218,24 +220,24 @@ def _rejected(rule: Rejection, tokens: SoundTokens, limit: float | None) -> Bool
 # --- losses of the ratio: the factor of A ∇ log π in their gradients ---------------------------------------
 
 
-def _positive(tokens: SoundTokens) -> BoolArray:
+def _positive(tokens: Log) -> BoolArray:
     """Where the advantage is above 0; at 0 nothing is learned, and it counts as negative."""
     return tokens.advantage_T > 0
 
 
-def _log_ratio(tokens: SoundTokens) -> FloatArray:
+def _log_ratio(tokens: Log) -> FloatArray:
     """log r of the trainer's present policy to the sampler."""
-    return tokens.train_T - tokens.infer_T + tokens.moved_T
+    return tokens.recomputed_T - tokens.sampler_T + moved(tokens)
 
 
-def _unclipped(ratio_T: FloatArray, tokens: SoundTokens, clip: Clip) -> FloatArray:
+def _unclipped(ratio_T: FloatArray, tokens: Log, clip: Clip) -> FloatArray:
     """The ratio, 0 where min(r A, clip(r) A) is the clipped one."""
     low, high = clip.bounds
     acts_T = np.where(_positive(tokens), ratio_T > 1 + high, ratio_T < 1 - low)
     return np.where(acts_T, 0.0, ratio_T)
 
 
-def _ppo(tokens: SoundTokens, clip: Clip) -> FloatArray:
+def _ppo(tokens: Log, clip: Clip) -> FloatArray:
     log_T = _log_ratio(tokens)
     weight_T = _unclipped(np.exp(log_T), tokens, clip)
     flat_T = np.zeros(len(log_T), bool) if clip.limit is None else np.abs(log_T) > clip.limit
@@ -244,23 +246,23 @@ def _ppo(tokens: SoundTokens, clip: Clip) -> FloatArray:
     return np.where(flat_T, 0.0, weight_T)
 
 
-def _free(tokens: SoundTokens, clip: Clip) -> FloatArray:
+def _free(tokens: Log, clip: Clip) -> FloatArray:
     log_T = _log_ratio(tokens)
     return np.where(np.abs(log_T) > (clip.limit or np.inf), 0.0, np.exp(log_T))
 
 
-def _gspo(tokens: SoundTokens, clip: Clip) -> FloatArray:
+def _gspo(tokens: Log, clip: Clip) -> FloatArray:
     mean_T = _mean(_log_ratio(tokens), tokens)[tokens.sequence_T]
     flat_T = mean_T > (clip.limit or np.inf)
     return np.where(flat_T, 0.0, _unclipped(np.exp(mean_T), tokens, clip))
 
 
-def _cispo(tokens: SoundTokens, clip: Clip) -> FloatArray:
+def _cispo(tokens: Log, clip: Clip) -> FloatArray:
     low, high = clip.bounds
     return np.clip(np.exp(_log_ratio(tokens)), 1 - low, 1 + high)
 
 
-def _sapo(tokens: SoundTokens, clip: Clip) -> FloatArray:
+def _sapo(tokens: Log, clip: Clip) -> FloatArray:
     """d/dlog r of (4/τ) σ(τ (r − 1))."""
     log_T = _log_ratio(tokens)
     tau_T = np.where(_positive(tokens), *SAPO_TEMPERATURES)
@@ -270,7 +272,7 @@ def _sapo(tokens: SoundTokens, clip: Clip) -> FloatArray:
     return np.where(flat_T, 0.0, 4 * gate_T * (1 - gate_T) * ratio_T)
 
 
-def _vespo(tokens: SoundTokens, clip: Clip) -> FloatArray:
+def _vespo(tokens: Log, clip: Clip) -> FloatArray:
     """φ(w) = w^k e^{λ (1 − w)}, w the response's ratio."""
     log_w_N = np.clip(_sum(_limited(_log_ratio(tokens), clip.limit), tokens), *VESPO_BOUNDS)
     log_w_T = log_w_N[tokens.sequence_T]
@@ -281,7 +283,7 @@ def _vespo(tokens: SoundTokens, clip: Clip) -> FloatArray:
     return phi_T
 
 
-RATIO_LOSSES: dict[str, Callable[[SoundTokens, Clip], FloatArray]] = {
+RATIO_LOSSES: dict[str, Callable[[Log, Clip], FloatArray]] = {
     "ppo": _ppo,
     "free": _free,
     "gspo": _gspo,
@@ -294,9 +296,9 @@ RATIO_LOSSES: dict[str, Callable[[SoundTokens, Clip], FloatArray]] = {
 # --- DVP -------------------------------------------------------------------------------------------------
 
 
-def _dvp(tokens: SoundTokens, settings: Vocabulary) -> FloatArray:
+def _dvp(tokens: Log, settings: Vocabulary) -> FloatArray:
     """1 where log π is at least that of the most likely token plus ln ρ, on both sides; an unknown one counts as 1."""
-    kept_T = np.ones(len(tokens.train_T), bool)
-    for logp_T, top_T in ((tokens.train_T, tokens.train_top_T), (tokens.infer_T, tokens.infer_top_T)):
+    kept_T = np.ones(len(tokens.recomputed_T), bool)
+    for logp_T, top_T in ((tokens.recomputed_T, tokens.trainer_top_T), (tokens.sampler_T, tokens.sampler_top_T)):
         kept_T &= logp_T >= np.maximum(np.nan_to_num(top_T), logp_T) + settings.threshold(1)
     return kept_T.astype(np.float64)

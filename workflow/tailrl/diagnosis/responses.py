@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from tailrl.diagnosis.log import IntArray, Log
-from tailrl.pages.explorer import Response, mean_mismatch
+from tailrl.page_parts.explorer import Response, mean_mismatch
 
 __all__ = ["Response", "Worst"]
 

@@ -99,27 +99,27 @@ class Signals:
     def add(self, log: Log, sound_T: np.ndarray) -> None:
         """Adds a part of a log; `sound_T`: which tokens have two log-probs."""
         sound_T = sound_T & ~self._filled(log, sound_T) & ~((log.trainer_T == 0) & (log.sampler_T == 0))
-        train_T, infer_T = np.minimum(log.trainer_T[sound_T], 0.0), np.minimum(log.sampler_T[sound_T], 0.0)
+        trainer_T, sampler_T = np.minimum(log.trainer_T[sound_T], 0.0), np.minimum(log.sampler_T[sound_T], 0.0)
         sequence_T, position_T = log.sequence_T[sound_T], log.position_T[sound_T]
-        if not len(train_T):
+        if not len(trainer_T):
             return
         last_T = np.concatenate([np.diff(sequence_T) != 0, [True]])
-        self._lags(train_T, infer_T, sequence_T, len(log.start_S))
-        for name, own_T in (("sampler", infer_T), ("trainer", train_T)):
+        self._lags(trainer_T, sampler_T, sequence_T, len(log.start_S))
+        for name, own_T in (("sampler", sampler_T), ("trainer", trainer_T)):
             self._least(name, own_T, position_T, log.token_T[sound_T])
         self.vocabulary = max(self.vocabulary, int(log.token_T.max()) + 1)
-        self._sums(log, sound_T, train_T, infer_T)
-        delta_T = train_T - infer_T
+        self._sums(log, sound_T, trainer_T, sampler_T)
+        delta_T = trainer_T - sampler_T
         d_T = np.tanh(delta_T / 2)
-        x_T = delta_T / np.maximum(-np.expm1((train_T + infer_T) / 2), LEAST_REST)
+        x_T = delta_T / np.maximum(-np.expm1((trainer_T + sampler_T) / 2), LEAST_REST)
         self.edges = min(self.edges[0], float(delta_T.min())), max(self.edges[1], float(delta_T.max()))
         self._places(x_T, position_T, last_T)
-        self._patterns(x_T, (train_T + infer_T) / 2, log.token_T[sound_T], sequence_T, position_T)
+        self._patterns(x_T, (trainer_T + sampler_T) / 2, log.token_T[sound_T], sequence_T, position_T)
         size_T = np.log10(np.maximum(np.abs(x_T), 1e-12))
         self.sizes += np.histogram(size_T, SIZE_EDGES)[0]
-        self._temperatures(train_T, infer_T, delta_T)
+        self._temperatures(trainer_T, sampler_T, delta_T)
         self._sequences(log, sequence_T, d_T, delta_T, size_T)
-        self._floors(log, sequence_T, log.again_T[sound_T] - train_T, delta_T)
+        self._floors(log, sequence_T, log.again_T[sound_T] - trainer_T, delta_T)
 
     def _filled(self, log: Log, sound_T: np.ndarray) -> np.ndarray:
         """Tokens in a run of exact zeros on one side, of which the other finds one improbable: no log-probs, a filling.
@@ -148,12 +148,12 @@ class Signals:
         for name, value in values.items():
             self.sums[name] = self.sums.get(name, 0.0) + float(value)
 
-    def _lags(self, train_T: FloatArray, infer_T: FloatArray, sequence_T: IntArray, count: int) -> None:
+    def _lags(self, trainer_T: FloatArray, sampler_T: FloatArray, sequence_T: IntArray, count: int) -> None:
         """How well the trainer's numbers, moved by each lag, fit the sampler's."""
         fit_LS, tokens_LS = np.zeros((2, len(LAGS), count))
         for i, lag in enumerate(LAGS):
-            first, second = slice(max(0, -lag), len(train_T) - max(0, lag)), slice(max(0, lag), None)
-            own_T, other_T = infer_T[first], train_T[second][: len(infer_T[first])]
+            first, second = slice(max(0, -lag), len(trainer_T) - max(0, lag)), slice(max(0, lag), None)
+            own_T, other_T = sampler_T[first], trainer_T[second][: len(sampler_T[first])]
             same_T = sequence_T[first] == sequence_T[second][: len(own_T)]
             size_T = np.abs(own_T - other_T)[same_T]
             fit_LS[i] = np.bincount(sequence_T[first][same_T], size_T, count)
@@ -190,10 +190,10 @@ class Signals:
         low, _, near = self.least(side)
         return low < -0.5 and len(self.lowest_places.get(side, ())) >= max(5.0, 0.3 * near)
 
-    def _sums(self, log: Log, sound_T: np.ndarray, train_T: FloatArray, infer_T: FloatArray) -> None:
-        delta_T = train_T - infer_T
+    def _sums(self, log: Log, sound_T: np.ndarray, trainer_T: FloatArray, sampler_T: FloatArray) -> None:
+        delta_T = trainer_T - sampler_T
         squared_T = delta_T**2
-        mean_T = (train_T + infer_T) / 2
+        mean_T = (trainer_T + sampler_T) / 2
         head_T, rare_T = mean_T > HEAD, mean_T < RARE
         self._count(
             tokens=len(delta_T),
@@ -208,10 +208,10 @@ class Signals:
             rare=rare_T.sum(),
             rare_size=np.abs(delta_T)[rare_T].sum(),
             rare_signed=delta_T[rare_T].sum(),
-            sure_and_not=((infer_T > HEAD) & (train_T < RARE)).sum(),
-            depth=np.minimum(-train_T, DEEPEST)[(infer_T > HEAD) & (train_T < RARE)].sum(),
-            impossible=((train_T < -12) & (infer_T > train_T + 2)).sum(),
-            entropy=-infer_T.sum(),
+            sure_and_not=((sampler_T > HEAD) & (trainer_T < RARE)).sum(),
+            depth=np.minimum(-trainer_T, DEEPEST)[(sampler_T > HEAD) & (trainer_T < RARE)].sum(),
+            impossible=((trainer_T < -12) & (sampler_T > trainer_T + 2)).sum(),
+            entropy=-sampler_T.sum(),
         )
         for name, chosen_T in (("seen", log.seen_T[sound_T] == 1), ("new", log.seen_T[sound_T] == 0)):
             own_T = delta_T[chosen_T]
@@ -219,11 +219,11 @@ class Signals:
             self._count(**{f"{name}_size": np.abs(own_T).sum(), f"{name}_signed": own_T.sum()})
         again_T, recomputed_T = log.again_T[sound_T], log.recomputed_T[sound_T]
         both_T = np.isfinite(again_T)
-        self._count(again=both_T.sum(), again_squared=((again_T - train_T)[both_T] ** 2).sum())
+        self._count(again=both_T.sum(), again_squared=((again_T - trainer_T)[both_T] ** 2).sum())
         self._count(again_paired=squared_T[both_T].sum())
         both_T = np.isfinite(recomputed_T)
         self._count(recomputed=both_T.sum())
-        self._count(engine_squared=((infer_T - recomputed_T)[both_T] ** 2).sum(), paired=squared_T[both_T].sum())
+        self._count(engine_squared=((sampler_T - recomputed_T)[both_T] ** 2).sum(), paired=squared_T[both_T].sum())
         ranked_T = np.isfinite(log.rank_T[sound_T])
         self._count(ranked=ranked_T.sum())
         if ranked_T.any():
@@ -260,10 +260,10 @@ class Signals:
         for name, group_T in groups.items():
             self.patterns[name] += [np.bincount(group_T, w, PATTERNS[name]) for w in (np.ones(len(cut_T)), cut_T)]
 
-    def _temperatures(self, train_T: FloatArray, infer_T: FloatArray, delta_T: FloatArray) -> None:
+    def _temperatures(self, trainer_T: FloatArray, sampler_T: FloatArray, delta_T: FloatArray) -> None:
         """Fits of ℓ as a ratio of temperatures gives it where REST_TOKENS equal tokens hold the rest."""
         with np.errstate(divide="ignore"):
-            odds_T = sum(own - np.log(np.maximum(-np.expm1(own), 1e-8)) for own in (train_T, infer_T)) / 2
+            odds_T = sum(own - np.log(np.maximum(-np.expm1(own), 1e-8)) for own in (trainer_T, sampler_T)) / 2
         weight_T = np.minimum(1.0, 3.0 / np.maximum(np.abs(delta_T), 1e-12)) ** 2
         weighted_T = weight_T * delta_T
         for k, others in enumerate(np.log(REST_TOKENS)):
@@ -276,7 +276,7 @@ class Signals:
                 self.temperature[0, k, i] += weighted_T @ g_T
                 self.temperature[1, k, i] += weight_T @ g_T**2
         squared_T = weight_T * delta_T**2
-        self._count(weighted_squared=squared_T.sum(), lost=squared_T[infer_T > HEAD].sum())
+        self._count(weighted_squared=squared_T.sum(), lost=squared_T[sampler_T > HEAD].sum())
 
     def _sequences(
         self, log: Log, sequence_T: IntArray, d_T: FloatArray, delta_T: FloatArray, size_T: FloatArray

@@ -35,15 +35,15 @@ class SignatureSums:
     positions: dict[str, FloatArray] = field(default_factory=dict)
     joint: FloatArray = field(default_factory=lambda: np.zeros((LOGIT_CELLS, LOGIT_CELLS)))
 
-    def add(self, train_T: FloatArray, infer_T: FloatArray, position_T: IntArray, group_T: IntArray) -> None:
+    def add(self, trainer_T: FloatArray, sampler_T: FloatArray, position_T: IntArray, group_T: IntArray) -> None:
         """Adds tokens with two log-probs, nats, at most 0; groups are numbered from 0."""
         bins = len(POSITION_EDGES)
         place_T = np.searchsorted(POSITION_EDGES, position_T, side="right") - 1
-        delta_T, cell_T = train_T - infer_T, group_T * bins + place_T
-        for name, values_T in (("tokens", np.ones(len(train_T))), ("size", np.abs(delta_T)), ("signed", delta_T)):
+        delta_T, cell_T = trainer_T - sampler_T, group_T * bins + place_T
+        for name, values_T in (("tokens", np.ones(len(trainer_T))), ("size", np.abs(delta_T)), ("signed", delta_T)):
             found = np.bincount(cell_T, values_T, self.groups * bins).reshape(self.groups, bins).astype(np.float64)
             self.positions[name] = self.positions.get(name, 0.0) + found
-        row_T, column_T = (_cell(log_odds(side_T)) for side_T in (train_T, infer_T))
+        row_T, column_T = (_cell(log_odds(side_T)) for side_T in (trainer_T, sampler_T))
         self.joint += np.bincount(row_T * LOGIT_CELLS + column_T, minlength=LOGIT_CELLS**2).reshape(self.joint.shape)
 
 

@@ -7,8 +7,8 @@ from typing import Literal
 
 import yaml
 
-from tailrl.analysis.format import short
 from tailrl.artifacts.files import Record
+from tailrl.page_parts.number_text import short
 
 LEVELS = {"fine": "Not bad", "coarse": "Bad, unless weights or caches have few bits", "bad": "Bad"}
 """How bad a band is, in words that begin a sentence."""

@@ -20,7 +20,7 @@ class Sure(Record):
     """How sure causes are: hit rates of the checks, and the model of the others.
 
     Attributes:
-        command: what wrote this. penalty, factor: see benchmarks/exam_rules.py.
+        command: what wrote this. penalty, factor: see exams/diagnose/rules.py.
         checks: of each fault of a log, the share of right findings, by Laplace's rule. places: the same of each cause
             that a place tells (where.yaml), and of a penalty that is told by the signs of Δ.
         sixteen_bits: nats, the largest median of |Δ|/(1 − p) of a log whose engine and trainer have 16 bits.

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tailrl.analysis.format import short
 from tailrl.diagnosis.measure import Measured
+from tailrl.page_parts.number_text import short
 from tailrl.stats.intervals import Ratio, ratio_difference
 
 LEAST_FACTOR = 1.5  # a mean |Δ| that changes by less keeps its size

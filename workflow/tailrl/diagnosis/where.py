@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from tailrl.artifacts.files import Record
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.diagnosis.log import IntArray, Log
+from tailrl.objective.kl_estimates import k3
 from tailrl.stats.intervals import Interval, ratio_interval
 
 MOST = 2 / 3  # of the mismatch, that a place holds
@@ -147,7 +148,7 @@ class _Tokens:
 def _amount(delta_T: FloatArray) -> FloatArray:
     """k3, with a log-ratio above 1 nat counted linearly: one token of ratio e^9 would else be all of a log."""
     cut_T = np.minimum(delta_T, 1.0)
-    found: FloatArray = np.expm1(cut_T) - cut_T + (math.e - 1) * (delta_T - cut_T)
+    found: FloatArray = k3(cut_T) + (math.e - 1) * (delta_T - cut_T)
     return found
 
 
@@ -373,7 +374,7 @@ def _of_ids(tokens: _Tokens) -> Iterator[Place]:
 def _single_tokens(tokens: _Tokens) -> list[Place]:
     """The few tokens that hold nearly all of k3, where nothing else is told of them."""
     delta_T = np.minimum(tokens.log.trainer_T, 0.0) - np.minimum(tokens.log.sampler_T, 0.0)
-    k3_T = np.expm1(np.minimum(delta_T, LARGEST_RATIO)) - delta_T
+    k3_T = k3(np.minimum(delta_T, LARGEST_RATIO))
     order_T = np.argsort(-k3_T, kind="stable")
     number = int(np.searchsorted(np.cumsum(k3_T[order_T]), NEARLY_ALL * k3_T.sum())) + 1
     if number > max(1.0, FEW_TOKENS * len(k3_T)):

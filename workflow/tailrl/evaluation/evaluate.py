@@ -27,7 +27,7 @@ from tailrl.artifacts.evaluation import (
 from tailrl.artifacts.manifest import policy_digest, vouched_checksum, write_manifest
 from tailrl.config.jobs import Evaluation
 from tailrl.config.source_files import at_start, job_files
-from tailrl.evaluation.harness import FILTER, TASK, load_tasks, make_lm, read_held_out
+from tailrl.evaluation.harness import FILTER, GREEDY, TASK, load_tasks, make_lm, read_held_out
 from tailrl.evaluation.parts import EvaluatedPolicy, Evaluee, Parts
 from tailrl.model.policy import (
     check_vocabulary,
@@ -160,7 +160,8 @@ def _evaluate(
     """Evaluates these policies, and keeps each when it is done."""
     from lm_eval import evaluate as run
 
-    tasks = load_tasks(problems_file, settings)
+    tasks = load_tasks(problems_file, settings, settings.samples)
+    greedy_tasks = load_tasks(problems_file, settings, 1)
     for evaluee in policies:
         # Not straight from the file: it lacks a tied head, which the engine needs.
         policy = load_policy(evaluee.folder)
@@ -169,30 +170,44 @@ def _evaluate(
         lm = make_lm(engine.sampler, engine.tokenizer, settings, engine.max_length)
         # Not simple_evaluate, which collects data of the machine for 3 s with each policy.
         outcome = run(lm, {"tasks": tasks}, bootstrap_iters=0)
-        scored = sorted(outcome["samples"][TASK], key=lambda sample: int(sample["doc_id"]))
+        scored = by_document(outcome)
+        greedy: list[Any] = [None] * len(scored)
+        if settings.greedy:
+            one = make_lm(engine.sampler, engine.tokenizer, settings, engine.max_length, GREEDY)
+            greedy = by_document(run(one, {"tasks": greedy_tasks}, bootstrap_iters=0))
         samples = []
-        for sample in scored:
+        for sample, best in zip(scored, greedy, strict=True):
             (responses,) = sample["filtered_resps"]
+            of_best = best["filtered_resps"][0][0] if best else None
             problem, answer = sample["doc"]["id"], sample["doc"]["answer"]
-            samples.append(Samples(**evaluee.whose, id=problem, answer=answer, responses=responses))
-        record = _record(evaluee.whose, outcome["results"][TASK], scored, lm.rollouts) | {"prompts": prompts}
+            samples.append(Samples(**evaluee.whose, id=problem, answer=answer, responses=responses, greedy=of_best))
+        record = _record(evaluee.whose, outcome["results"][TASK], scored, greedy, lm.rollouts) | {"prompts": prompts}
         parts.write(evaluee, EvaluatedPolicy(scores=PolicyScores.model_validate(record), samples=samples))
+
+
+def by_document(outcome: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """lm-eval's scored problems, in the order of the file."""
+    return sorted(outcome["samples"][TASK], key=lambda sample: int(sample["doc_id"]))
 
 
 def _record(
     whose: Mapping[str, int],
     aggregates: Mapping[str, Any],
     scored: Sequence[Mapping[str, Any]],
+    greedy: Sequence[Mapping[str, Any] | None],
     rollouts: Sequence[Rollout],
 ) -> dict[str, Any]:
-    """One policy's scores, from lm-eval's aggregates and scored problems."""
+    """One policy's scores, from lm-eval's aggregates, scored problems and, where asked for, greedy responses."""
     return {
         **whose,
         "avg_at_k": aggregates[f"avg_at_k,{FILTER}"],
         "pass_at_k": aggregates[f"pass_at_k,{FILTER}"],
         "response_length_mean": fmean(len(rollout.tokens) for rollout in rollouts),
         "stopped_fraction": fmean(rollout.stopped for rollout in rollouts),
-        "per_problem": [{"id": sample["doc"]["id"], "correct": sample["correct"]} for sample in scored],
+        "per_problem": [
+            {"id": sample["doc"]["id"], "correct": sample["correct"], "greedy": best["correct"][0] if best else None}
+            for sample, best in zip(scored, greedy, strict=True)
+        ],
     }
 
 

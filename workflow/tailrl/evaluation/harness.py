@@ -56,10 +56,18 @@ def count_correct(correct: Sequence[Sequence[int]]) -> int:
     return sum(map(sum, correct))
 
 
+GREEDY = ("top_k", 1.0)
+"""The safe set of a greedy response, the most probable token: any engine samples from it."""
+
+
 def make_requests(
-    instances: Sequence[Any], tokenizer: "PreTrainedTokenizerBase", seed: int, max_length: int
+    instances: Sequence[Any],
+    tokenizer: "PreTrainedTokenizerBase",
+    seed: int,
+    max_length: int,
+    threshold: float = 0.0,
 ) -> list[Request]:
-    """One seeded request per lm-eval instance, in their order.
+    """One seeded request per lm-eval instance, in their order, each with this threshold of its safe set.
 
     lm-eval passes an instance once for each repeat: a problem's n-th instance is its repeat n. Raises StudyError if
     prompt and response may exceed `max_length`.
@@ -78,13 +86,22 @@ def make_requests(
                     f"evaluation.max_new_tokens = {options['max_gen_toks']} is more than the {max_length} "
                     "that the policy supports"
                 )
-        requests.append(Request(prompts[problem], derive_seed("evaluation", seed, problem, repeats[problem])))
+        own_seed = derive_seed("evaluation", seed, problem, repeats[problem])
+        requests.append(Request(prompts[problem], own_seed, threshold))
         repeats[problem] += 1
     return requests
 
 
-def make_lm(sampler: Sampler, tokenizer: "PreTrainedTokenizerBase", settings: Evaluation, max_length: int) -> Any:
-    """An lm-eval model that samples from all tokens with `sampler`; `rollouts` holds the last call's.
+def make_lm(
+    sampler: Sampler,
+    tokenizer: "PreTrainedTokenizerBase",
+    settings: Evaluation,
+    max_length: int,
+    safe_set: tuple[str, float] = ("full", 0.0),
+) -> Any:
+    """An lm-eval model that samples with `sampler` from a safe set, by its rule and threshold.
+
+    `rollouts` holds the last call's.
 
     The settings give the seed of the samples and their timeout.
     """
@@ -95,8 +112,9 @@ def make_lm(sampler: Sampler, tokenizer: "PreTrainedTokenizerBase", settings: Ev
 
         def generate_until(self, requests: list[Any]) -> list[str]:
             options = requests[0].args[1]
-            decoding = Decoding(temperature=options["temperature"], max_new_tokens=options["max_gen_toks"])
-            made = make_requests(requests, tokenizer, settings.seed, max_length)
+            rule, threshold = safe_set
+            decoding = Decoding(options["temperature"], options["max_gen_toks"], rule)
+            made = make_requests(requests, tokenizer, settings.seed, max_length, threshold)
             with guarded(settings.rollout_timeout, f"a batch of {len(made)} responses"):
                 self.rollouts = sampler.generate(made, decoding)
             return [tokenizer.decode(list(rollout.tokens), skip_special_tokens=True) for rollout in self.rollouts]
@@ -109,15 +127,15 @@ def make_lm(sampler: Sampler, tokenizer: "PreTrainedTokenizerBase", settings: Ev
     return SamplerLM()
 
 
-def load_tasks(problems_file: Path, settings: Evaluation) -> Any:
-    """lm-eval's tasks by name: TASK alone, on this file, with the study's k, temperature and length."""
+def load_tasks(problems_file: Path, settings: Evaluation, samples: int) -> Any:
+    """lm-eval's tasks by name: TASK alone, on this file, with so many samples, the study's temperature and length."""
     from lm_eval.tasks import TaskManager
 
     overrides = {
         "task": TASK,
         "dataset_kwargs": {"problems_file": str(problems_file)},
-        "repeats": settings.samples,
-        "filter_list": [{"name": FILTER, "filter": [{"function": "take_first_k", "k": settings.samples}]}],
+        "repeats": samples,
+        "filter_list": [{"name": FILTER, "filter": [{"function": "take_first_k", "k": samples}]}],
         "generation_kwargs": {
             "until": [],
             "do_sample": True,

@@ -10,7 +10,7 @@ from transformers import AttentionInterface
 from tailrl.model.forward import CACHE_ROUNDING
 
 ALONE = "explained"
-NO_WINDOW = 0  # in place of a width: attention looks back over everything, whatever the model says
+NO_WINDOW = 0  # a width of 0: attention looks back over everything, whatever the model says
 
 
 def _attention(

@@ -18,13 +18,13 @@ KINDS: tuple[Kind, ...] = ("inputs", "model", "logits", "record")
 MODULES = {"inputs": "inputs", "model": "models", "logits": "logits", "record": "record"}
 
 Value = float | str
+# What the parts of a number format's name mean.
 PARTS = {
     "logits": ", logits too",
     "sum": " (the log-sum-exp of float32 logits)",
     "weights": " (weights alone)",
     "stored": " (weights with the scales of compressed-tensors)",
 }
-"""The words of a format's parts."""
 
 
 class Entry(Record):

@@ -7,9 +7,9 @@ import numpy as np
 
 from tailrl.explanation.sequences import Response
 
-FILLS = (0.0, -100.0, 1.0, -1.0, -9999.0)
-LEAST = 4  # tokens of a response that make a fill
-MANY_ZEROS = 0.25  # share of other responses' tokens: so many zeros are log-probs, of tokens that truncation left alone
+FILLS = (0.0, -100.0, 1.0, -1.0, -9999.0)  # numbers that programs write in place of a log-prob
+LEAST = 4  # a shorter response may hold one number by chance
+MANY_ZEROS = 0.25  # with more zeros elsewhere, zeros are log-probs: truncation left one token
 
 
 @dataclass(frozen=True, slots=True)

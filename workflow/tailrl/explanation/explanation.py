@@ -1,7 +1,7 @@
 """Explains a log: the referee, the search for each side, and the verdict."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from tailrl.explanation.columns import Finding, inspect
 from tailrl.explanation.layers import Engine, Stage, vllm_outputs
 from tailrl.explanation.layers import compare as compare_layers
 from tailrl.explanation.places import at_an_end
-from tailrl.explanation.prompts import match, read_prompts
+from tailrl.explanation.prompts import match, read_prompts, with_other_prompts
 from tailrl.explanation.scorer import Scorer
 from tailrl.explanation.search import (
     AS_IT_IS,
@@ -44,17 +44,19 @@ from tailrl.runtime.errors import StudyError, say
 SIDES = ("sampler", "trainer")
 TOKENS = 1000  # computed at most, unless the caller says otherwise
 FIRST_TOKENS = 250  # in the first sample; each later sample has twice as many
-SEARCHED_TOKENS = 500  # of a sample, on which the search tries all hypotheses
-SCREENED_TOKENS = 90  # on which the search drops hopeless hypotheses first
+SEARCHED_TOKENS = 500  # the search tries all hypotheses on so many tokens of a sample
+SCREENED_TOKENS = 90  # hypotheses that need a forward must be hopeful on so many tokens first
 FEWEST_RESPONSES = 6  # in a sample: standard errors are taken over responses
-BIASED_TOKENS = 8  # most probable and most frequent ones, each tried with a bias on its logit
-SAME = 0.02  # relative difference: two samples agree where their fitted numbers differ by no more
-SMALL = 0.1  # share of bfloat16's rounding: a side that differs by less has no fault worth a search
-EXACT = 0.01  # share of bfloat16's rounding: a side that differs by less has the model's own bits
-WITHIN_ROUNDING = 1.5  # times what bfloat16 makes: the limit of a clean side, since two programs round differently
-NEARLY = 0.8  # share of the limit of a clean side: above it more tokens are computed
-BAD, GOOD = 4.0, 2.0  # times bfloat16's rounding: a response is far from the model above, near it below
-LEAST_ROUNDING = 5e-4  # nats: a log's decimals and the order of sums make as much
+BIASED_TOKENS = 8  # a bias is tried on so many probable tokens, and on so many frequent ones
+SAME = 0.02  # relative difference up to which the numbers of two samples agree
+BAD, GOOD = 4.0, 2.0  # times bfloat16's rounding: a response is far from the model above BAD, near it below GOOD
+
+# Limits of a side without a fault, in shares of the rounding that bfloat16 makes.
+EXACT = 0.01  # below it the side has the model's own bits
+SMALL = 0.1  # below it no fault is searched for
+WITHIN_ROUNDING = 1.5  # above it the side is not clean; below it, two programs may round so differently
+NEARLY = 0.8  # share of that limit, above which more tokens are computed
+LEAST_ROUNDING = 5e-4  # nats; a log's decimals and the order of sums make as much
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,11 +344,18 @@ class _Bench:
         bar: "_Bar",
     ) -> None:
         self.scorer, self.tested, self.bar = scorer, tested, bar
-        self.parts: dict[tuple[int, ...], Laboratory] = {}
+        self.parts: dict[Hashable, Laboratory] = {}
         self.by_number = {one.number: one for one in responses}
         self.order = choose(responses, len(responses))
         # A bias raises the tokens that are sampled often: each has an entry in all rows.
         self.frequent = _frequent(responses)
+        self.prompts = tuple(
+            dict.fromkeys(
+                tuple(one.whole_T[: int(one.place_T[0])].tolist())
+                for one in responses
+                if one.whole_T is not None and one.place_T is not None
+            )
+        )
         scorer.watched |= {*self.frequent}
 
     def sample(self, tokens: int) -> Laboratory:
@@ -433,7 +442,7 @@ def _of_sample(bench: _Bench, sample: Laboratory, findings: Sequence[Finding]) -
         if sides and np.array_equal(sample.column("sampler"), sample.column("trainer")):
             sides[side] = replace(sides["sampler"], side=side)  # a copy has the same answer
             continue
-        sides[side] = _explain_side(side, sample, rounding, scale_T, tested, steps, bool(place))
+        sides[side] = _explain_side(side, sample, rounding, scale_T, tested, bench.prompts, steps, bool(place))
         if not sides[side].is_explained and any(probabilities(bench.scorer.model)) and (noise := left_on(side, sample)):
             found.append(noise)
             sides[side] = replace(sides[side], world=AS_IT_IS, is_placed=True)
@@ -551,6 +560,7 @@ def _explain_side(
     rounding: Callable[[World], float],
     scale_T: FloatArray,
     tested: Sequence[Hypothesis],
+    prompts: Sequence[tuple[int, ...]],
     steps: Sequence[Any],
     is_placed: bool,
 ) -> Side:
@@ -579,6 +589,13 @@ def _explain_side(
     ):
         # More than rounding, and few tokens do not tell by what: all of them may.
         found = search(Court(whole, side, court.scale_T, screen), tested, rounding)
+    if court.residual(ordered([*found.world, *found.benign])) > WITHIN_ROUNDING * max(
+        rounding(found.world), LEAST_ROUNDING
+    ):
+        other = _of_another_request(side, whole, _first(whole.chosen, SEARCHED_TOKENS), tested, prompts)
+        if other is not None and other.found.world and other.residual < court.residual(found.world):
+            court, found, rounding = other.court, other.found, other.rounding
+            whole, before = other.court.laboratory, court.residual(AS_IT_IS)
     world, benign = _confirmed(court, found)
     coarse = AS_IT_IS
     if court.residual(ordered([*world, *benign])) > ENOUGH * max(rounding(world), LEAST_ROUNDING):
@@ -594,6 +611,39 @@ def _explain_side(
     after = min(court.residual(world), court.residual(ordered([*world, *benign])))
     largest = _rounding_of(whole, tested, "bfloat16_logits")(world)
     return Side(side, before, after, largest, world, benign, others, share, follows=bool(coarse))
+
+
+@dataclass(frozen=True)
+class _Other:
+    """What is found where responses may follow prompts of other requests."""
+
+    court: Court
+    found: Found
+    rounding: Callable[[World], float]
+
+    @property
+    def residual(self) -> float:
+        return self.court.residual(self.found.world)
+
+
+def _of_another_request(
+    side: str,
+    whole: Laboratory,
+    chosen: Sequence[Scored],
+    tested: Sequence[Hypothesis],
+    prompts: Sequence[tuple[int, ...]],
+) -> _Other | None:
+    """The search with each response's best prompt among those of the log; None where its own is the best."""
+    worst_first = sorted(chosen, key=lambda one: -one.response.badness)
+    few = len(_first(worst_first, SCREENED_TOKENS, 2))
+    moved = with_other_prompts(whole.scorer, worst_first, side, prompts, few) if len(prompts) > 1 else []
+    if not moved:
+        return None
+    laboratory = whole.part(moved)
+    rounding = _rounding_of(laboratory, tested)
+    court = Court(laboratory, side, _scale(laboratory, rounding))
+    rest = [h for h in tested if h.name == "prompt_of_other" or h.entry.benign or not h.entry.needs_forward]
+    return _Other(court, search(court, rest, rounding), rounding)
 
 
 def _place(side: str, whole: Laboratory, rounding: Callable[[World], float]) -> Finding | None:

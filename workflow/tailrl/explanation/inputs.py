@@ -22,7 +22,8 @@ class Inputs:
         ids: token ids of prompt and response.
         place_T: int64, places in it of the scored tokens.
         first: the place of the response's first token.
-        previous, following: ids of the prompt and of the whole sequence of the log's neighbouring rows; empty: none.
+        previous, following: ids of the log's neighbouring rows; empty: none.
+        elsewhere: the prompt of another row that fits a column best; empty: not looked for.
         positions: of the tokens; None: 0, 1, 2, ...
         window: tokens that attention looks back over, its own among them; None: as the model says; 0: all.
     """
@@ -30,8 +31,9 @@ class Inputs:
     ids: tuple[int, ...]
     place_T: NDArray[np.int64]
     first: int
-    previous: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
-    following: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    previous: tuple[int, ...] = ()
+    following: tuple[int, ...] = ()
+    elsewhere: tuple[int, ...] = ()
     positions: tuple[int, ...] | None = None
     window: int | None = None
 
@@ -215,15 +217,14 @@ def thinking_stripped(inputs: Inputs, value: float, context: Context) -> Inputs 
     return inputs.with_prompt(_encoded(head + tail.lstrip(), context)) if opened and closed else None
 
 
-def prompt_of_neighbour(inputs: Inputs, value: float, context: Context) -> Inputs | None:  # noqa: ARG001
-    """The prompt of the log's row before or after."""
-    prompt, _ = inputs.previous if value < 0 else inputs.following
-    return inputs.with_prompt(prompt)
+def prompt_of_other(inputs: Inputs, value: float, context: Context) -> Inputs | None:  # noqa: ARG001
+    """The prompt of another row of the log."""
+    return inputs.with_prompt(inputs.elsewhere)
 
 
 def packing_leaks(inputs: Inputs, value: float, context: Context) -> Inputs | None:  # noqa: ARG001
     """The sequence of the row before or after lies in front, and attention sees it; positions begin anew."""
-    _, other = inputs.previous if value < 0 else inputs.following
+    other = inputs.previous if value < 0 else inputs.following
     if not other or inputs.positions is not None:
         return None
     moved = inputs.with_prompt((*other, *inputs.prompt))

@@ -15,9 +15,10 @@ from tailrl.model.policy import load_policy, local_folder
 from tailrl.runtime import distributed
 from tailrl.runtime.errors import StudyError
 
-SEQUENCES = 3  # both sides run the worst ones
-MOST_TOKENS = 512  # of a sequence, counted from its beginning
-LEAST_PARTING = 1e-3  # share of the states' size: the order of float32 sums makes less
+SEQUENCES = 3  # of the worst ones, that both sides run
+MOST_TOKENS = 512  # of a sequence, from its beginning
+# Hidden states part where they differ by more than both of these.
+LEAST_PARTING = 1e-3  # of their size; another order of float32 sums makes less
 TIMES_ROUNDING = 5.0  # times what the engine's number format makes at the same place
 
 

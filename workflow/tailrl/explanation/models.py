@@ -1,7 +1,8 @@
 """Hypotheses on weights and arithmetic: another number format, another checkpoint. `catalogue.yaml` names them.
 
-Each changes a copy of the model in place, and returns it; None where it does not apply. Formats of few bits are those
-of `model.quantize`, which are held to vLLM's own.
+Each gets a copy of the model, changes it and returns it; None where it does not apply. The copy shares the model's
+weights: a weight is replaced (`weight.data = ...`), never changed in place. Formats of few bits are those of
+`model.quantize`, which are held to vLLM's own.
 """
 
 import copy
@@ -22,8 +23,9 @@ from tailrl.model.quantize import rounded_weight
 from tailrl.model.quantized import projections, round_activations
 from tailrl.runtime.errors import StudyError
 
-LOGITS_TOO = "explained_logits_too"  # the attribute of a model in 16 bits whose head computes in them too
-HEAD_INPUTS = "explained_head_inputs"  # the attribute of a model with a rounding of the head's inputs
+# Attributes that a changed model carries to the scorer.
+LOGITS_TOO = "explained_logits_too"  # true: the head computes in 16 bits as well
+HEAD_INPUTS = "explained_head_inputs"  # a function that rounds the head's inputs
 TF32_DROPPED_BITS = 13  # of float32's 23 bits of mantissa
 ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
@@ -37,7 +39,7 @@ def dtype(model: PreTrainedModel, value: str, context: Context) -> PreTrainedMod
 def weights_dtype(model: PreTrainedModel, value: str, context: Context) -> PreTrainedModel:  # noqa: ARG001
     """Weights rounded to another number format; computed in the model's own."""
     for parameter in model.parameters():
-        parameter.copy_(parameter.to(getattr(torch, value)))
+        parameter.data = parameter.to(getattr(torch, value)).to(parameter.dtype)
     return model
 
 
@@ -50,7 +52,7 @@ def tf32(model: PreTrainedModel, value: str, context: Context) -> PreTrainedMode
     head.weight = nn.Parameter(head.weight.detach().clone())  # the embeddings, which may be tied to it, are no product
     for module in model.modules():
         if isinstance(module, nn.Linear):
-            module.weight.copy_(rounded_tf32(module.weight))
+            module.weight.data = rounded_tf32(module.weight)
             if module is not head:
                 module.register_forward_pre_hook(lambda _, inputs: (rounded_tf32(inputs[0]), *inputs[1:]))
     setattr(model, HEAD_INPUTS, rounded_tf32)
@@ -95,7 +97,8 @@ def quantized(model: PreTrainedModel, value: str, context: Context) -> PreTraine
         if name in names:
             if group and weight.shape[-1] % group:
                 return None
-            weight.copy_(_stored(weight, kind, group) if "stored" in rest else rounded_weight(weight, settings))
+            rounded = _stored(weight, kind, group) if "stored" in rest else rounded_weight(weight, settings)
+            weight.data = rounded.to(weight.dtype)
     if not {"weights", "stored"} & {*rest}:
         round_activations(model, settings)
     return model
@@ -198,11 +201,11 @@ def other_weights(model: PreTrainedModel, value: float, context: Context) -> Pre
     if int(value) >= len(context.others):
         return None
     other = load_policy(context.others[int(value)])
-    weights = dict(other.state_dict())
+    weights = {name: weight.to(model.device) for name, weight in other.state_dict().items()}
     own = model.state_dict()
     if {name: weight.shape for name, weight in weights.items()} != {n: w.shape for n, w in own.items()}:
         raise StudyError(f"{context.others[int(value)]}: its weights do not have the shapes of the model's")
-    model.load_state_dict(weights)
+    model.load_state_dict(weights, assign=True)
     return model
 
 
@@ -214,7 +217,8 @@ def adapter(model: PreTrainedModel, value: float, context: Context) -> PreTraine
     for name, update in adapter_updates(Path(context.adapters[0])).items():
         if name not in parameters or parameters[name].shape != update.shape:
             raise StudyError(f"{context.adapters[0]}: the model has no weight {name} of the shape {list(update.shape)}")
-        parameters[name].add_(value * update.to(parameters[name].dtype))
+        weight = parameters[name]
+        weight.data = weight + value * update.to(weight.dtype)
     return model
 
 

@@ -4,11 +4,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from tailrl.analysis.format import count
 from tailrl.explanation.catalogue import Choice
 from tailrl.explanation.explanation import SIDES, Explanation, Side
 from tailrl.explanation.layers import Stage
 from tailrl.explanation.search import World
+from tailrl.page_parts.number_text import count
 
 
 def text(explanation: Explanation) -> str:

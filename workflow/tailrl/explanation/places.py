@@ -8,9 +8,9 @@ from tailrl.artifacts.metrics import FloatArray
 from tailrl.explanation.columns import Finding
 from tailrl.explanation.sequences import Scored
 
-MOST_TOKENS = 16  # at an end of a response
-FAR = 5.0  # times what is accepted elsewhere: the least mean difference of the tokens in question
-LARGEST_SHARE = 0.5  # of all tokens: more are no place but the whole
+MOST_TOKENS = 16  # a place is at most so many tokens at one end of a response
+FAR = 5.0  # times what rounding explains: the mean difference there must be larger
+LARGEST_SHARE = 0.5  # of all tokens; a larger place is the whole log
 
 
 def at_an_end(side: str, chosen: Sequence[Scored], far_T: FloatArray, limit: float) -> Finding | None:

@@ -12,11 +12,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-LARGEST = 256  # logits of a row that stay entries of their own
-BINS = 192
-CHUNK = 64  # rows whose whole vocabulary is in memory at once
-NEVER = -1e30  # a logit that stands for a probability of 0, and has no NaN in differences
-FILLS = {"value_TE": NEVER, "weight_TE": -torch.inf, "id_TE": -1, "before_TE": False, "count_TE": 0.0}  # of no entry
+LARGEST = 256  # so many of a row's largest logits stay entries of their own
+BINS = 192  # for the rest of the vocabulary
+CHUNK = 64  # so many rows have their whole vocabulary in memory at once
+NEVER = -1e30  # the logit of a probability of 0; unlike -inf it makes no NaN
+FILLS = {
+    "value_TE": NEVER,
+    "weight_TE": -torch.inf,
+    "id_TE": -1,
+    "before_TE": False,
+    "count_TE": 0.0,
+}  # in place of an entry
 
 
 @dataclass(frozen=True)

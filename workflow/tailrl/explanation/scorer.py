@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tailrl.explanation.attention import ALONE
@@ -20,7 +20,7 @@ from tailrl.rollout.sampling import stop_tokens
 from tailrl.runtime import distributed
 from tailrl.runtime.errors import StudyError, say
 
-MOST_VARIANTS = 1  # copies of the model beside the model itself
+MOST_VARIANTS = 1  # changed models beside the model itself
 
 
 class Scorer:
@@ -58,9 +58,14 @@ class Scorer:
         if changes not in self._variants:
             while len(self._variants) >= MOST_VARIANTS:
                 self._variants.pop(next(iter(self._variants)))
-            changed: PreTrainedModel | None = copy.deepcopy(self.model)
+            changed: PreTrainedModel | None = _copy(self.model)
+            # A weight that is changed in place would be wrong for all that follows.
+            versions = [weight._version for weight in self.model.parameters()]
             for choice in changes:
                 changed = changed and choice.hypothesis.apply(changed, choice.value, self.context)
+            if versions != [weight._version for weight in self.model.parameters()]:
+                names = ", ".join(choice.hypothesis.name for choice in changes)
+                raise StudyError(f"{names}: changes a weight in place, which the model shares; set weight.data instead")
             if changed is not None and changed.config._attn_implementation != ALONE:
                 changed.set_attn_implementation(ALONE)
             self._variants[changes] = changed
@@ -117,6 +122,14 @@ class Scorer:
             logits_CV = (hidden_PH[place_C - 1] @ head_VH.T).float()
             parts.append(reduced(logits_CV, ids_P, place_C, inputs.first, self.watched).cpu())
         return Rows.joined(parts)
+
+
+def _copy(model: PreTrainedModel) -> PreTrainedModel:
+    """The model with modules of its own, whose weights are the model's until they are replaced."""
+    shared: dict[int, object] = {
+        id(weight): nn.Parameter(weight.detach(), requires_grad=False) for weight in model.parameters()
+    }
+    return copy.deepcopy(model, shared)
 
 
 def first_logprobs(scorer: Scorer, prompt: Sequence[int]) -> Tensor:

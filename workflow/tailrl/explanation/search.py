@@ -1,6 +1,6 @@
 """The search: what each hypothesis predicts, how far that is from a column, and the greedy combination of several."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -19,27 +19,35 @@ World = tuple[Choice, ...]
 
 AS_IT_IS: World = ()
 
-HOPEFUL = 1.0  # standard errors: a hypothesis must be better by as much on the screen's few tokens
-MOST_HOPEFUL = 6  # hypotheses that need a forward and pass the screen
-CLEAR = 4.0  # standard errors by which a hypothesis must be better
-CLEAR_IF_LEFT = 3.0  # the same where more than rounding is left: then something is missing for sure
-FOLLOWED = 0.4  # share of a coarse format's predicted change that a column must have
-MOST_FOLLOWED = 3  # formats that are held against all tokens
-LEAST_SIZE = 0.25  # predicted change over the column's difference: below it the rest is more than the format's noise
-WORSE = -4.0  # standard errors: a number is not fitted where the best catalogued one is worse by more
-LEAST_GAIN = 0.08  # share of the mean absolute difference that a hypothesis must explain
-LEAST_SCALE = 2e-4  # nats: losses take no column to be more exact
-LEAST_DROP = 2e-5  # nats that a hypothesis must explain: a log's decimals and fitted numbers leave as much
-LEAST_SHARE = 0.5  # of the tokens: a hypothesis must predict as many
+# "Clear" counts in standard errors over responses: by how many a hypothesis's mean loss is below the other's.
+HOPEFUL = 1.0  # a hypothesis must be so clear on the screen's few tokens
+HOPELESS = -3.0  # below it on the screen's first response, over its tokens, the others are not computed
+MOST_HOPEFUL = 6  # so many hypotheses that need a forward pass the screen
+CLEAR = 4.0  # a hypothesis must be so clear
+CLEAR_IF_LEFT = 3.0  # enough where more than rounding is left, since something is missing then
+WORSE = -4.0  # no number is fitted where the best value of the catalogue is below this
+
+# A hypothesis must also be large enough.
+LEAST_GAIN = 0.08  # it explains at least this share of the mean absolute difference
+LEAST_DROP = 2e-5  # nats that it explains; fitted numbers and a log's decimals explain less
+LEAST_SHARE = 0.5  # it predicts at least this share of the tokens
+LEAST_SCALE = 2e-4  # nats; no column is taken to be more exact
+ENOUGH = 1.6  # times bfloat16's rounding: where less is left, no further forward is run
+
+# A coarse number format is found by its direction, since its own noise hides single tokens.
+FOLLOWED = 0.4  # the column has at least this share of the predicted change
+LEAST_SIZE = 0.25  # the predicted change is at least this share of the column's difference
+MOST_FOLLOWED = 3  # so many formats are held against all tokens
+MOST_MOVED = 8.0  # times rounding: one token counts for no more
+
+# Limits of the search.
 MOST_FITS = 28  # evaluations to fit one number
-MOST_FORWARDS = 8  # the same where each evaluation takes a forward
-ENOUGH = 1.6  # times what bfloat16 makes: where no more is left, hypotheses that need a forward are not tried
-MOST_CHANGES = 5
-JOINT_ROUNDS = 4
-MOST_MOVED = 8.0  # times rounding: the most that one token counts for in whether a column follows a prediction
-FITTED_ROUNDS = 8  # of fitting all numbers of a world
-TOO_NEAR = 0.1  # share of the way between two catalogued numbers: a nearer one does not bound the fit
-MOST_REFITTED = 4  # worlds of several changes that are fitted together before they are judged
+MOST_FORWARDS = 8  # evaluations to fit a number that needs a forward each time
+MOST_CHANGES = 5  # hypotheses that are combined
+MOST_REFITTED = 4  # combinations whose numbers are all fitted again before they are compared
+JOINT_ROUNDS = 4  # turns through all settings of a sampler
+FITTED_ROUNDS = 8  # turns through all numbers of a combination
+TOO_NEAR = 0.1  # a catalogued value nearer than this share of the interval does not bound the fit
 KEPT_ROWS = 3  # forwards whose reduced rows stay in memory
 
 
@@ -69,7 +77,7 @@ class Laboratory:
     scorer: Scorer
     chosen: Sequence[Scored]
     seen: Callable[[int], object] = int
-    parts: dict[tuple[int, ...], "Laboratory"] = field(default_factory=dict)
+    parts: dict[Hashable, "Laboratory"] = field(default_factory=dict)
     _rows: dict[World, Rows | None] = field(default_factory=dict)
     _predicted: dict[World, FloatArray | None] = field(default_factory=dict)
     pinned: set[World] = field(default_factory=lambda: {AS_IT_IS})
@@ -80,7 +88,7 @@ class Laboratory:
 
     def part(self, chosen: Sequence[Scored]) -> "Laboratory":
         """A laboratory for some of the responses, with the forwards that it has run already."""
-        key = tuple(one.response.number for one in chosen)
+        key = tuple((one.response.number, one.inputs.elsewhere) for one in chosen)
         return self.parts.setdefault(key, Laboratory(self.scorer, chosen, self.seen, self.parts))
 
     def column(self, side: str) -> FloatArray:
@@ -188,9 +196,29 @@ class Court:
         """The worlds that do best on the few tokens of the screen; all where there is none."""
         if self.screen is None:
             return list(worlds)
-        judged = [found for world in worlds if (found := self.screen.judge(world, against))]
+        judged = [
+            found
+            for world in worlds
+            if self.screen.is_plausible(world, against) and (found := self.screen.judge(world, against))
+        ]
         better = sorted((one for one in judged if one.clear >= HOPEFUL), key=lambda one: one.loss)
         return [one.world for one in better[:MOST_HOPEFUL]]
+
+    def is_plausible(self, world: World, against: World) -> bool:
+        """Whether the first response alone does not speak clearly against a world: it spares the other responses."""
+        if len(self.laboratory.chosen) == 1:
+            return True
+        first = self.laboratory.part(self.laboratory.chosen[:1])
+        tokens = len(first.sequence_T)
+        alone = Court(first, self.side, self.scale_T[:tokens])
+        loss_T, other_T = alone.losses(world), alone.losses(against)
+        if loss_T is None or other_T is None:
+            return True  # its changes may apply to other responses
+        gain_T = (other_T - loss_T)[np.isfinite(loss_T) & np.isfinite(other_T)]
+        if len(gain_T) < 2:
+            return True
+        error = float(gain_T.std()) / np.sqrt(len(gain_T))
+        return bool(gain_T.mean() >= HOPELESS * max(error, 1e-9))
 
     def followed(self, world: World, choice: Choice, benign: Sequence[Hypothesis]) -> tuple[float, float]:
         """How much of the change that a choice predicts is in the column: its share, and that in standard errors.
@@ -356,7 +384,7 @@ def search(court: Court, hypotheses: Sequence[Hypothesis], rounding: Callable[[W
         world = refitted(court, best.world)
         court.laboratory.pinned.add(of_kind(world, "inputs", "model"))
         reference = _best_benign(court, world, benign)
-    world = _pruned(court, world)
+    world = _pruned(court, _swapped(court, world, others))
     return Found(world, _best_benign(court, world, benign), tuple(singles))
 
 
@@ -501,6 +529,27 @@ def _stepped(court: Court, world: World, choice: Choice) -> World:
             moved = _in_turn(court, ordered([*rest, other]), other)
             world = moved if court.loss(moved) < court.loss(world) else world
     return world
+
+
+def _swapped(court: Court, world: World, hypotheses: Sequence[Hypothesis]) -> World:
+    """The world with one setting of a sampler in place of another, where that reproduces the column better.
+
+    Settings are alike, such as min-p and top-k: the one that was tried first may have taken the other's place.
+    """
+    settings = [h for h in hypotheses if h.entry.joint]
+    taken = {choice.hypothesis.name for choice in world}
+    swaps = [
+        ordered([*(one for one in world if one != choice), Choice(other, value)])
+        for choice in world
+        if choice.hypothesis.entry.joint
+        for other in settings
+        if other.name not in taken
+        for value in other.entry.values
+    ]
+    if len(world) < 2 or not swaps:
+        return world
+    swapped = refitted(court, min(swaps, key=court.loss))
+    return swapped if court.loss(swapped) < court.loss(world) else world
 
 
 def _pruned(court: Court, world: World) -> World:

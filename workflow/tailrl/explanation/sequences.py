@@ -11,10 +11,10 @@ from tailrl.diagnosis.log import IntArray, Log
 from tailrl.explanation.inputs import Inputs
 from tailrl.runtime.errors import StudyError
 
-MOST_KEPT = 4096  # responses of a log that are kept to choose from: the first, then every second, fourth, ...
-MOST_OF_A_RESPONSE = 128  # scored tokens of one response
-CAPPED = 5.0  # nats that one token can add to how bad a response is
-LONGEST = 16_384  # tokens of a sequence; a longer one is left out
+MOST_KEPT = 4096  # responses to choose from; of a longer log every second, fourth, ... one is kept
+MOST_OF_A_RESPONSE = 128  # tokens of one response that are scored
+CAPPED = 5.0  # nats; one token adds no more to how bad a response is
+LONGEST = 16_384  # tokens; a longer sequence is left out
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +123,9 @@ def scored(response: Response, neighbours: dict[int, Response]) -> Scored:
     position_T = _chosen_positions(response, finite_T)
     place_T = response.place_T[position_T]
 
-    def ids_of(number: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def ids_of(number: int) -> tuple[int, ...]:
         other = neighbours.get(number)
-        if other is None or other.whole_T is None or other.place_T is None:
-            return (), ()
-        whole = tuple(other.whole_T.tolist())
-        return whole[: int(other.place_T[0])], whole
+        return () if other is None or other.whole_T is None else tuple(other.whole_T.tolist())
 
     inputs = Inputs(
         ids=tuple(response.whole_T[: int(place_T[-1]) + 1].tolist()),

@@ -12,9 +12,10 @@ from tailrl.explanation.columns import Finding
 from tailrl.explanation.inputs import Context
 from tailrl.explanation.search import AS_IT_IS, Laboratory
 
-DRAWS = 9  # of the dropout, each with its own seed
-EXTREME = (0.1, 0.32)  # share of tokens beyond all draws: a further draw is beyond 9 others in 0.2 of the cases
-CENTRED = (0.4, 0.6)  # mean share of draws below the logged number: 0.5 is expected of a further draw
+# The column looks like one more draw of the dropout if both shares lie in their ranges.
+DRAWS = 9  # each with its own seed
+EXTREME = (0.1, 0.32)  # of tokens beyond all draws; a tenth draw is beyond nine others in 0.2
+CENTRED = (0.4, 0.6)  # of draws below the logged number, on average; 0.5 is expected
 
 
 def probabilities(model: PreTrainedModel) -> Iterator[float]:

@@ -28,7 +28,7 @@ def whole_row_scores(
     hidden_TH: Tensor,
     weight_VH: Tensor,
     tokens_T: Tensor,
-    logits_infer_TV: Tensor,
+    logits_sampler_TV: Tensor,
     threshold_T1: Tensor,
     temperature: float,
     vocabulary: Vocabulary,
@@ -40,7 +40,7 @@ def whole_row_scores(
         hidden_TH: floating [T, H], last hidden states.
         weight_VH: floating [V, H], the head's weight.
         tokens_T: int64 [T], the sampled tokens.
-        logits_infer_TV: float [T, V], the sampler's logits after temperature and disturbance, before any mask.
+        logits_sampler_TV: float [T, V], the sampler's logits after temperature and disturbance, before any mask.
         threshold_T1: ln ρ, k or p of each row, by the rule.
         temperature: divides the trainer's logits.
         vocabulary: rule and side of the safe sets.
@@ -54,7 +54,7 @@ def whole_row_scores(
     parts = []
     for start in range(0, len(tokens_T), size):
         chosen = slice(start, start + size)
-        own = (hidden_TH[chosen], weight_VH, tokens_T[chosen], logits_infer_TV[chosen], threshold_T1[chosen])
+        own = (hidden_TH[chosen], weight_VH, tokens_T[chosen], logits_sampler_TV[chosen], threshold_T1[chosen])
         parts.append(checkpoint(rows, *own, use_reentrant=False))
     fields = [torch.cat(column) for column in zip(*parts, strict=True)]
     return TokenLogprobs(*fields[:-1]), None if correction.centering == "none" else fields[-1]
@@ -64,7 +64,7 @@ def _rows(
     hidden_RH: Tensor,
     weight_VH: Tensor,
     tokens_R: Tensor,
-    infer_RV: Tensor,
+    sampler_RV: Tensor,
     threshold_R1: Tensor,
     temperature: float,
     vocabulary: Vocabulary,
@@ -73,8 +73,8 @@ def _rows(
     """The fields of `TokenLogprobs` of some rows, and their expected score."""
     give_back_freed()  # what the chunks before this one held
     logits_RV = (hidden_RH.to(weight_VH.dtype) @ weight_VH.T) / temperature
-    infer_RV = infer_RV.to(logits_RV)
-    drawn_RV = safe_set(infer_RV, vocabulary.sampler_rule, threshold_R1)
+    sampler_RV = sampler_RV.to(logits_RV)
+    drawn_RV = safe_set(sampler_RV, vocabulary.sampler_rule, threshold_R1)
     safe_RV = drawn_RV
     if vocabulary.side != "replay":
         safe_RV = safe_set(logits_RV, vocabulary.trainer_rule, threshold_R1)
@@ -83,7 +83,7 @@ def _rows(
     if correction.centering != "none":
         logp_RV, logq_RV = (
             x_RV.masked_fill(~set_RV, -torch.inf).log_softmax(-1)
-            for x_RV, set_RV in ((logits_RV, safe_RV), (infer_RV, drawn_RV))
+            for x_RV, set_RV in ((logits_RV, safe_RV), (sampler_RV, drawn_RV))
         )
         expected_R = expected_score(logp_RV, logq_RV, correction)
     return (*(getattr(scored, name) for name in scored.__slots__), expected_R)

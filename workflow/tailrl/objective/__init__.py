@@ -7,5 +7,5 @@ DVP is four files, in reading order:
 3. `corrections.py`: the log-ratio Δ to stop-gradient weights w (importance weights, MIS, rejection, veto).
 4. `loss.py`: the estimator of Theorem 5.3 from log π^mp, A and w, or PPO's surrogate.
 
-`kernels/` computes the same log-probs fast. `training/step_record.py` computes the bounds of Prop. 5.5.
+`kernels/` computes the same log-probs fast. `training/token_table.py` computes the bounds of Prop. 5.5.
 """

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from tailrl.objective.corrections import Weights
+from tailrl.objective.kl_estimates import k3
 from tailrl.objective.sequences import check_logprobs, check_packed, sequence_mean, sequence_sum
+from tailrl.runtime.older_names import accepts_older_names
 from tailrl.tracking import metrics as keys
 from tailrl.tracking.metrics import ROUTING
 
@@ -20,14 +22,15 @@ LARGE_RATIO = torch.tensor(2.0)
 """A token ratio outside [1/2, 2] counts as large."""
 
 
+@accepts_older_names(logp_train_T="logp_trainer_T", logp_infer_T="logp_sampler_T")
 def log_ratio_metrics(
-    logp_train_T: Tensor, logp_infer_T: Tensor, sequence_T: Tensor, count: int, outside_T: Tensor | None = None
+    logp_trainer_T: Tensor, logp_sampler_T: Tensor, sequence_T: Tensor, count: int, outside_T: Tensor | None = None
 ) -> dict[str, float]:
     """Mismatch metrics from two sets of log-probs of the same sampled tokens.
 
     Args:
-        logp_train_T: [T] nats, the trainer's; −inf for a token of probability 0.
-        logp_infer_T: [T] nats, the sampler's, finite.
+        logp_trainer_T: [T] nats, the trainer's; −inf for a token of probability 0.
+        logp_sampler_T: [T] nats, the sampler's, finite.
         sequence_T: int64 [T], each token's sequence, 0 to count − 1.
         count: number of sequences; means over sequences leave out those without a token.
         outside_T: bool [T], tokens to leave out; None: no token. `chi2_seq` and `delta_seq_abs_mean` still count them,
@@ -48,48 +51,51 @@ def log_ratio_metrics(
     Raises:
         StudyError: not one entry a token, no such sequence, or a number above 0, as probabilities are.
     """
-    check_packed(count, sequence_T, logp_train_T=logp_train_T, logp_infer_T=logp_infer_T)
-    check_logprobs(logp_train_T)
-    check_logprobs(logp_infer_T)
-    logp_train_T, logp_infer_T = logp_train_T.double(), logp_infer_T.double()
-    whole_N = sequence_sum(logp_train_T - logp_infer_T, sequence_T, count)
-    whole_N = whole_N[sequence_sum(torch.ones_like(logp_train_T), sequence_T, count) > 0]
+    check_packed(count, sequence_T, logp_trainer_T=logp_trainer_T, logp_sampler_T=logp_sampler_T)
+    check_logprobs(logp_trainer_T)
+    check_logprobs(logp_sampler_T)
+    logp_trainer_T, logp_sampler_T = logp_trainer_T.double(), logp_sampler_T.double()
+    whole_N = sequence_sum(logp_trainer_T - logp_sampler_T, sequence_T, count)
+    whole_N = whole_N[sequence_sum(torch.ones_like(logp_trainer_T), sequence_T, count) > 0]
     if outside_T is not None:
-        logp_train_T, logp_infer_T, sequence_T = (x[~outside_T] for x in (logp_train_T, logp_infer_T, sequence_T))
-    log_ratio_T = logp_train_T - logp_infer_T
+        logp_trainer_T, logp_sampler_T, sequence_T = (
+            x[~outside_T] for x in (logp_trainer_T, logp_sampler_T, sequence_T)
+        )
+    log_ratio_T = logp_trainer_T - logp_sampler_T
     real_N = sequence_sum(torch.ones_like(log_ratio_T), sequence_T, count) > 0
-    train_N, infer_N = (sequence_mean(x, sequence_T, count)[real_N] for x in (logp_train_T, logp_infer_T))
+    trainer_N, sampler_N = (sequence_mean(x, sequence_T, count)[real_N] for x in (logp_trainer_T, logp_sampler_T))
     return {
         "kl": -log_ratio_T.mean().item(),
-        "k3_kl": (log_ratio_T.expm1() - log_ratio_T).mean().item(),
+        "k3_kl": k3(log_ratio_T).mean().item(),
         "delta_abs_mean": log_ratio_T.abs().mean().item(),
         "delta_abs_max": log_ratio_T.abs().max().item() if len(log_ratio_T) else math.nan,
         "rollout_is_ratio_fraction_high": (log_ratio_T > LARGE_RATIO.log()).double().mean().item(),
         "rollout_is_ratio_fraction_low": (log_ratio_T < -LARGE_RATIO.log()).double().mean().item(),
-        "training_ppl": (-train_N).exp().mean().item(),
-        "rollout_ppl": (-infer_N).exp().mean().item(),
-        "ppl_ratio": (infer_N - train_N).exp().mean().item(),
-        "log_ppl_diff": (infer_N - train_N).mean().item(),
-        "log_ppl_abs_diff": (infer_N - train_N).abs().mean().item(),
-        "training_log_ppl": -train_N.mean().item(),
-        "rollout_log_ppl": -infer_N.mean().item(),
-        "log_ppl_diff_max": (infer_N - train_N).max().item() if len(infer_N) else math.nan,
-        "log_ppl_diff_min": (infer_N - train_N).min().item() if len(infer_N) else math.nan,
+        "training_ppl": (-trainer_N).exp().mean().item(),
+        "rollout_ppl": (-sampler_N).exp().mean().item(),
+        "ppl_ratio": (sampler_N - trainer_N).exp().mean().item(),
+        "log_ppl_diff": (sampler_N - trainer_N).mean().item(),
+        "log_ppl_abs_diff": (sampler_N - trainer_N).abs().mean().item(),
+        "training_log_ppl": -trainer_N.mean().item(),
+        "rollout_log_ppl": -sampler_N.mean().item(),
+        "log_ppl_diff_max": (sampler_N - trainer_N).max().item() if len(sampler_N) else math.nan,
+        "log_ppl_diff_min": (sampler_N - trainer_N).min().item() if len(sampler_N) else math.nan,
         "chi2_token": (2 * log_ratio_T).expm1().mean().item(),
         "chi2_seq": (2 * whole_N).expm1().mean().item(),
         "delta_seq_abs_mean": whole_N[whole_N.isfinite()].abs().mean().item(),
     }
 
 
+@accepts_older_names(logp_train_T="logp_trainer_T", logp_infer_T="logp_sampler_T")
 def loss_metrics(
-    logp_train_T: Tensor, log_kept_T: Tensor, logp_infer_T: Tensor, sequence_T: Tensor, weights: Weights
+    logp_trainer_T: Tensor, log_kept_T: Tensor, logp_sampler_T: Tensor, sequence_T: Tensor, weights: Weights
 ) -> dict[str, float]:
     """What a loss was made of and what it left out, under the keys of `tailrl metrics`.
 
     Args:
-        logp_train_T: [T] nats, the trainer's before the first update on these responses; −inf outside its safe set.
+        logp_trainer_T: [T] nats, the trainer's before the first update on these responses; −inf outside its safe set.
         log_kept_T: [T] nats, log Z, the mass that the trainer's safe set keeps.
-        logp_infer_T: [T] nats, the sampler's, finite.
+        logp_sampler_T: [T] nats, the sampler's, finite.
         sequence_T: int64 [T], each token's sequence.
         weights: as `correct` made them.
 
@@ -101,8 +107,8 @@ def loss_metrics(
     Raises:
         StudyError: not one entry a token, or a log-prob above 0.
     """
-    outside_T = logp_train_T.isneginf()
-    ratios = log_ratio_metrics(logp_train_T, logp_infer_T, sequence_T, len(weights.raw_N), outside_T)
+    outside_T = logp_trainer_T.isneginf()
+    ratios = log_ratio_metrics(logp_trainer_T, logp_sampler_T, sequence_T, len(weights.raw_N), outside_T)
     return {
         keys.KEPT_MASS_TRAIN: log_kept_T.exp().mean().item(),
         keys.OUTSIDE: outside_T.float().mean().item(),
@@ -114,13 +120,13 @@ def loss_metrics(
     }
 
 
-def advantage_skew(logp_train_T: Tensor, logp_infer_T: Tensor, advantage_T: Tensor) -> dict[str, float]:
+def advantage_skew(logp_trainer_T: Tensor, logp_sampler_T: Tensor, advantage_T: Tensor) -> dict[str, float]:
     """VeXact's C(r) = −(r − 1) A, r = π_train/π_infer, split by the sign of A (arXiv 2605.14220).
 
     Each is a mean over all tokens, so that the two add up to the mean of C(r). A mismatch independent of A gives them
     opposite signs; one that skews the objective does not.
     """
-    skew_T = -(logp_train_T.double() - logp_infer_T.double()).expm1() * advantage_T.double()
+    skew_T = -(logp_trainer_T.double() - logp_sampler_T.double()).expm1() * advantage_T.double()
     tokens = max(1, len(skew_T))
     return {
         "c_positive_advantage": skew_T[advantage_T > 0].sum().item() / tokens,
@@ -139,7 +145,7 @@ def routing_metrics(flips_TL: Tensor, log_ratio_T: Tensor) -> dict[str, float]:
         The metrics of `tracking.metrics.ROUTING` by key; nan where there is no such token.
     """
     flipped_T, log_ratio_T = flips_TL.any(1), log_ratio_T.double()
-    k3_T, by_layer_L = log_ratio_T.expm1() - log_ratio_T, flips_TL.double().mean(0)
+    k3_T, by_layer_L = k3(log_ratio_T), flips_TL.double().mean(0)
     of_tokens = {
         "flip_fraction": flipped_T.double(),
         "flipped_k3_kl": k3_T[flipped_T],

@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 from tailrl.config.reference_kl import ReferenceKL
-from tailrl.objective.rejections import k1, k2, k3
+from tailrl.objective.kl_estimates import k1, k2, k3
 from tailrl.objective.sequences import check_packed, sequence_sum
 
-ESTIMATES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
+ESTIMATES: dict[str, Callable[[Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
 
 
 def token_kl(name: str, logp_T: Tensor, logp_ref_T: Tensor, outside_T: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ def token_kl(name: str, logp_T: Tensor, logp_ref_T: Tensor, outside_T: Tensor) -
         outside_T: bool [T], y_t ∉ V_S.
     """
     ratio_T = torch.where(outside_T, 0.0, logp_ref_T.detach() - logp_T)
-    return ESTIMATES[name](ratio_T, ratio_T)
+    return ESTIMATES[name](ratio_T)
 
 
 def kl_loss(

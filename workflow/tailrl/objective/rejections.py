@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tailrl.config.rejection import LOG_STATISTICS, Rejection
+from tailrl.objective import kl_estimates
 from tailrl.objective.sequences import limited, sequence_any, sequence_max, sequence_mean, sequence_sum
 from tailrl.runtime.errors import StudyError
 from tailrl.runtime.import_path import called, is_import_path
@@ -18,17 +19,17 @@ from tailrl.runtime.import_path import called, is_import_path
 
 def k1(ratio_T: Tensor, _: Tensor) -> Tensor:
     """K1 = −log r, of either sign."""
-    return -ratio_T
+    return kl_estimates.k1(ratio_T)
 
 
 def k2(ratio_T: Tensor, _: Tensor) -> Tensor:
     """K2 = (log r)²/2 ≥ 0."""
-    return ratio_T.square() / 2
+    return kl_estimates.k2(ratio_T)
 
 
 def k3(ratio_T: Tensor, _: Tensor) -> Tensor:
     """K3 = r − log r − 1 ≥ 0."""
-    return ratio_T.expm1() - ratio_T
+    return kl_estimates.k3(ratio_T)
 
 
 def tv(ratio_T: Tensor, logq_T: Tensor) -> Tensor:

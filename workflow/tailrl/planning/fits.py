@@ -14,8 +14,8 @@ from tailrl.config.policy import PretrainedPolicy
 from tailrl.config.sampler import SamplerSettings
 from tailrl.planning.machine import Machine
 from tailrl.planning.memory import engine_weights, peak, training_memory
-from tailrl.planning.refusal import refusal
-from tailrl.planning.shapes import Shape, shape_of
+from tailrl.planning.plan import refusal
+from tailrl.planning.shapes import Shape, known_shape
 from tailrl.planning.work import work_of
 from tailrl.runtime.devices import attached
 from tailrl.runtime.distributed import device
@@ -74,10 +74,7 @@ def _engine(shape: Shape, sampler: SamplerSettings) -> float:
 
 def _shape(folder: Path) -> Shape | None:
     """The policy's sizes; None for a family that the plan does not know, or a folder that the job itself refuses."""
-    try:
-        return shape_of(PretrainedPolicy(source="pretrained", path=str(folder)))
-    except StudyError:
-        return None
+    return known_shape(PretrainedPolicy(source="pretrained", path=str(folder)))
 
 
 def _check_torch(shape: Shape, folder: Path, ranks: int) -> None:

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 
 from tailrl.config.jobs import Run
 from tailrl.config.study import Study
-from tailrl.planning.jobs import PROMPT, evaluation_seconds, host_bytes
 from tailrl.planning.machine import Machine
 from tailrl.planning.memory import place
-from tailrl.planning.shapes import Shape, shape_of
+from tailrl.planning.plan import PROMPT, evaluation_seconds, host_bytes
+from tailrl.planning.shapes import known_shape
 from tailrl.planning.times import step_seconds
 from tailrl.planning.work import work_of
-from tailrl.runtime.errors import StudyError
 
 PROCESS_BYTES = 12e9
 """Bytes of a process besides the policy: libraries, the engine's and CUDA's buffers."""
@@ -37,13 +36,13 @@ UNKNOWN = Asked(64_000, DAY)
 
 def policy_request(study: Study) -> Asked:
     """What the base policy's job asks for. It reads and writes all weights."""
-    shape = _shape(study)
+    shape = known_shape(study.policy)
     return UNKNOWN if shape is None else _request(8 * shape.parameters + PROCESS_BYTES, 2 * HOUR)
 
 
 def training_request(study: Study, run: Run, ranks: int) -> Asked:
     """Of a training job of one arm, on so many GPUs of one machine."""
-    shape, machine = _shape(study), Machine()
+    shape, machine = known_shape(study.policy), Machine()
     if shape is None:
         return UNKNOWN
     work = work_of(run.training, PROMPT, None, ranks)
@@ -55,7 +54,7 @@ def training_request(study: Study, run: Run, ranks: int) -> Asked:
 
 def evaluation_request(study: Study, policies: int, ranks: int) -> Asked:
     """What an arm's evaluation asks for. Each process reads one policy at a time."""
-    shape = _shape(study)
+    shape = known_shape(study.policy)
     if shape is None:
         return UNKNOWN
     seconds = evaluation_seconds(study, Machine())
@@ -65,16 +64,9 @@ def evaluation_request(study: Study, policies: int, ranks: int) -> Asked:
 
 def comparison_request(study: Study) -> Asked:
     """What the job asks for that compares an engine's distributions with the trainer's."""
-    shape = _shape(study)
+    shape = known_shape(study.policy)
     return UNKNOWN if shape is None else _request(4 * shape.parameters + PROCESS_BYTES + COMPARED_BYTES, 2 * HOUR)
 
 
 def _request(size: float, minutes: float) -> Asked:
     return Asked(round(size / 1e6), min(DAY, max(HOUR, round(2 * minutes))))
-
-
-def _shape(study: Study) -> Shape | None:
-    try:
-        return shape_of(study.policy)
-    except StudyError:
-        return None

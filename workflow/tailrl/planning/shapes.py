@@ -108,6 +108,14 @@ def shape_of(policy: Policy) -> Shape:
     return KNOWN[name]
 
 
+def known_shape(policy: Policy) -> Shape | None:
+    """The sizes of a policy; None where they are not known before it is there."""
+    try:
+        return shape_of(policy)
+    except StudyError:
+        return None
+
+
 def _read(file: Path) -> Shape:
     try:
         with open(file, encoding="utf-8", opener=regular) as opened:

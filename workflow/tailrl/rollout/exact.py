@@ -11,7 +11,7 @@ Engine and trainer are on the GPU where there is one. The self-test decides, bef
 H200 and an H100 were.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -24,8 +24,8 @@ from tailrl.model.forward import check_rope, head_weight, sliding_window
 from tailrl.model.quantized import check_sizes, match_engine, projections, rounded_weights
 from tailrl.rollout import Decoding, self_test
 from tailrl.rollout.kv_cache import Flight
-from tailrl.rollout.sampling import LocalSampler, Responses, draw, response_limits, stop_tokens
-from tailrl.rollout.types import Request, Rollout
+from tailrl.rollout.sampling import DrawnStep, LocalSampler, draw, stop_tokens
+from tailrl.rollout.types import Request
 from tailrl.runtime import distributed
 from tailrl.runtime.errors import StudyError
 
@@ -56,18 +56,8 @@ class ExactSampler(LocalSampler):
         """See `Sampler.load_weights`; rounds them where the settings quantise."""
         super().load_weights(rounded_weights(weights, projections(self.model), self.settings))
 
-    @torch.inference_mode()
-    def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Rollout]:
-        """See `Sampler.generate`; here a rollout never depends on the batch.
-
-        Raises:
-            StudyError: a prompt without a token, or one that leaves no room for a response.
-        """
-        self.check_weights()
-        if not requests:
-            return []
-        limits = response_limits(requests, decoding, self.max_length)
-        responses = Responses(len(requests), max(limits), self.device)
+    def steps(self, requests: Sequence[Request], limits: Sequence[int], decoding: Decoding) -> Iterator[DrawnStep]:
+        """See `LocalSampler.steps`; here a rollout never depends on the batch."""
         flight, weight_VH = Flight(self.model, requests, limits), head_weight(self.model)
         scoring = Scoring(decoding.rule, decoding.temperature, disturbance=decoding.disturbance)
         start_N = torch.tensor([request.start for request in requests], device=self.device)
@@ -77,11 +67,9 @@ class ExactSampler(LocalSampler):
             logits_SV = head_logits(step.hidden_SH, weight_VH, scoring, step.seeds, positions)
             drawn = draw(logits_SV, decoding.rule, step.threshold_S1, step.seeds, positions)
             alive = slice(step.alive)
-            responses.add(step.request_S[alive], step.index_S[alive], drawn.at(alive))
-            responses.keep(step.request_S[alive], step.seeds, positions, logits_SV, decoding.keep_every)
+            yield DrawnStep(step.request_S[alive], step.index_S[alive], drawn.at(alive), logits_SV)
             stopped_S = torch.isin(drawn.token_S, self.stop)
             flight.advance(drawn.token_S, stopped_S | (step.index_S + 1 == step.limit_S))
-        return responses.rollouts(requests, self.stop)
 
     def self_test(self, requests: Sequence[Request], decoding: Decoding) -> float:
         """See `self_test.self_test`."""

@@ -1,6 +1,6 @@
 """What every engine of our own shares: end tokens, drawing a token, collecting responses."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,6 +52,18 @@ def draw(logits_SV: Tensor, rule: str, threshold_S1: Tensor, seeds: Sequence[int
     )
 
 
+@dataclass(frozen=True, slots=True)
+class DrawnStep:
+    """One token of each of S sequences in flight."""
+
+    request_S: Tensor  # int64, the request of each
+    index_S: Tensor  # int64, of the token among those sampled for the request
+    drawn: Drawn
+    # That it was drawn from: after temperature and disturbance, before any mask. Rows of none in flight come last;
+    # where no logits are kept they may lie between.
+    logits_SV: Tensor
+
+
 class Responses:
     """The tokens sampled for N requests, as tensors [N, longest response] on the engine's device."""
 
@@ -62,23 +74,21 @@ class Responses:
         self.kept_vocab_NT = torch.zeros(count, longest, dtype=torch.int32, device=device)
         self.logits_NK: list[list[NDArray[np.float32]]] = [[] for _ in range(count)]
 
-    def add(self, request_S: Tensor, index_S: Tensor, drawn: Drawn) -> None:
-        """Add one token to each of S requests; `index_S` is its index among the request's sampled tokens."""
-        where = request_S, index_S
-        self.length_N[request_S] = index_S + 1
+    def add(self, step: DrawnStep) -> None:
+        """Add one token to each of S requests."""
+        where, drawn = (step.request_S, step.index_S), step.drawn
+        self.length_N[step.request_S] = step.index_S + 1
         self.token_NT[where] = drawn.token_S
         self.logp_NT[where] = drawn.logp_S
         self.log_kept_NT[where] = drawn.log_kept_S
         self.kept_vocab_NT[where] = drawn.kept_vocab_S.int()
 
-    def keep(
-        self, request_S: Tensor, seeds: Sequence[int], positions: Sequence[int], logits_SV: Tensor, every: int
-    ) -> None:
+    def keep(self, requests: Sequence[Request], step: DrawnStep, every: int) -> None:
         """Keep the logits of rows at kept positions (`rollout.is_kept`)."""
         if every:
-            for row, request in enumerate(request_S.tolist()):
-                if is_kept(seeds[row], positions[row], every):
-                    self.logits_NK[request].append(logits_SV[row].numpy(force=True).copy())
+            for row, (index, token) in enumerate(zip(step.request_S.tolist(), step.index_S.tolist(), strict=True)):
+                if is_kept(requests[index].seed, requests[index].start + token, every):
+                    self.logits_NK[index].append(step.logits_SV[row].numpy(force=True).copy())
 
     def rollouts(self, requests: Sequence[Request], stop: Tensor) -> list[Rollout]:
         """One rollout per request, in order; `stop` holds the end tokens."""
@@ -96,10 +106,34 @@ class Responses:
 
 
 class LocalSampler:
-    """What engines in this process have in common: a model of their own, which is handed weights."""
+    """What engines in this process have in common: a model of their own, which is handed weights and draws in steps."""
 
     model: PreTrainedModel
+    device: torch.device
+    stop: Tensor  # the end tokens, on the device
+    max_length: int  # of prompt and response
     has_weights = False
+
+    def steps(self, requests: Sequence[Request], limits: Sequence[int], decoding: Decoding) -> Iterator[DrawnStep]:
+        """Yields one token of every sequence in flight at a time, until each has its end token or its limit."""
+        raise NotImplementedError
+
+    @torch.inference_mode()
+    def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Rollout]:
+        """See `Sampler.generate`.
+
+        Raises:
+            StudyError: a prompt without a token, or one that leaves no room for a response.
+        """
+        self.check_weights()
+        if not requests:
+            return []
+        limits = response_limits(requests, decoding, self.max_length)
+        responses = Responses(len(requests), max(limits), self.device)
+        for step in self.steps(requests, limits, decoding):
+            responses.add(step)
+            responses.keep(requests, step, decoding.keep_every)
+        return responses.rollouts(requests, self.stop)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """See `Sampler.load_weights`."""

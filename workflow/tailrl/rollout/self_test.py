@@ -78,12 +78,12 @@ def differing_tokens(trainer: PreTrainedModel, sampled: Sequence[tuple[Request, 
     scored = exact_logprobs(hidden_TH, weight_VH, batch.targets_T, threshold_T1, scoring, *where)
     same_T = np.ones(len(batch.targets_T), bool)
     for name, values_T in (
-        ("logp_infer_T", scored.logp_T),
-        ("log_kept_infer_T", scored.log_kept_T),
-        ("kept_vocab_infer_T", scored.kept_vocab_T.int()),
+        ("logp_sampler_T", scored.logp_T),
+        ("log_kept_sampler_T", scored.log_kept_T),
+        ("kept_vocab_sampler_T", scored.kept_vocab_T.int()),
     ):
-        theirs_T = np.concatenate([getattr(rollout, name) for rollout in rollouts])
-        same_T &= theirs_T.view(np.int32) == values_T.numpy(force=True).view(np.int32)
+        sampler_T = np.concatenate([getattr(rollout, name) for rollout in rollouts])
+        same_T &= sampler_T.view(np.int32) == values_T.numpy(force=True).view(np.int32)
     return int((~same_T).sum())
 
 
@@ -121,8 +121,8 @@ def record_error(request: Request, rollout: Rollout, logits_TV: Tensor, rule: st
     exact_TV = logits_TV.double()
     log_sum_safe_T = exact_TV.masked_fill(~safe_TV, -torch.inf).logsumexp(-1)
     chosen_T = exact_TV[torch.arange(count), list(rollout.tokens)]
-    logp_error_T = (chosen_T - log_sum_safe_T).numpy() - rollout.logp_infer_T
-    kept_error_T = (log_sum_safe_T - exact_TV.logsumexp(-1)).numpy() - rollout.log_kept_infer_T
+    logp_error_T = (chosen_T - log_sum_safe_T).numpy() - rollout.logp_sampler_T
+    kept_error_T = (log_sum_safe_T - exact_TV.logsumexp(-1)).numpy() - rollout.log_kept_sampler_T
     worst = float(np.abs([logp_error_T, kept_error_T]).max())
-    same_sizes = bool((set_size(safe_TV, rule).numpy() == rollout.kept_vocab_infer_T).all())
+    same_sizes = bool((set_size(safe_TV, rule).numpy() == rollout.kept_vocab_sampler_T).all())
     return worst if same_sizes and np.isfinite(worst) else np.inf

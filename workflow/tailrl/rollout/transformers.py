@@ -30,9 +30,9 @@ from tailrl.kernels.packing import micro_batches
 from tailrl.objective.disturbance import disturb
 from tailrl.rollout import Decoding
 from tailrl.rollout.growing_cache import growing_cache
-from tailrl.rollout.sampling import Drawn, LocalSampler, Responses, draw, response_limits, stop_tokens, token_bytes
+from tailrl.rollout.sampling import DrawnStep, LocalSampler, draw, stop_tokens, token_bytes
 from tailrl.rollout.self_test import record_error, shortened, tolerance
-from tailrl.rollout.types import Request, Rollout
+from tailrl.rollout.types import Request
 from tailrl.runtime import distributed
 from tailrl.runtime.errors import StudyError
 
@@ -98,6 +98,8 @@ class _Rows:
 class TransformersSampler(LocalSampler):
     """A `Sampler` over a transformers model in this process."""
 
+    seen: dict[tuple[int, int], Tensor] | None = None  # logits [V] of each request's tokens, in the model's dtype
+
     def __init__(self, policy_folder: Path, settings: SamplerSettings, max_length: int, *_: object) -> None:
         """See `make_sampler`; the engine needs no seed of its own, nor to know of a trainer beside it."""
         dtype = settings.dtype
@@ -119,15 +121,6 @@ class TransformersSampler(LocalSampler):
         self.stop = torch.tensor(stop_tokens(policy_folder), device=self.device)
 
     @torch.inference_mode()
-    def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Rollout]:
-        """See `Sampler.generate`; the batch changes a token only where rounding decides between two.
-
-        Raises:
-            StudyError: a prompt without a token, or one that leaves no room for a response.
-        """
-        return self._generate(requests, decoding, None)
-
-    @torch.inference_mode()
     def self_test(self, requests: Sequence[Request], decoding: Decoding) -> float:
         """Check the log-probs against the sampler's distribution, and this distribution against the model's.
 
@@ -140,8 +133,11 @@ class TransformersSampler(LocalSampler):
         Raises:
             StudyError: it exceeds `self_test.tolerance`, or the distributions differ by more than `DRIFT_TOLERANCE`.
         """
-        seen: dict[tuple[int, int], Tensor] = {}
-        rollouts = self._generate(requests, shortened(decoding), seen)
+        seen = self.seen = {}
+        try:
+            rollouts = self.generate(requests, shortened(decoding))
+        finally:
+            self.seen = None
         errors, drifts = [], []
         for index, (request, rollout) in enumerate(zip(requests, rollouts, strict=True)):
             logits_TV = torch.stack([seen[index, token] for token in range(len(rollout.tokens))]).float()
@@ -166,33 +162,8 @@ class TransformersSampler(LocalSampler):
             )
         return max(errors)
 
-    def _generate(
-        self, requests: Sequence[Request], decoding: Decoding, seen: dict[tuple[int, int], Tensor] | None
-    ) -> list[Rollout]:
-        """See `generate`; stores in `seen` the logits [V] of each token, by the request's index and the token's."""
-        self.check_weights()
-        if not requests:
-            return []
-        limits = response_limits(requests, decoding, self.max_length)
-        responses = Responses(len(requests), max(limits), self.device)
-        start_N = torch.tensor([request.start for request in requests], device=self.device)
-        for rows, drawn, logits_SV in self._steps(requests, limits, decoding):
-            going_S = ~rows.ended_S
-            request_S, index_S = rows.request_S[going_S], rows.index_S[going_S]
-            responses.add(request_S, index_S, drawn.at(going_S))
-            if decoding.keep_every:
-                seeds = [requests[index].seed for index in request_S.tolist()]
-                positions = (index_S + start_N[request_S]).tolist()
-                responses.keep(request_S, seeds, positions, logits_SV[going_S], decoding.keep_every)
-            if seen is not None:
-                for row in going_S.nonzero().flatten().tolist():
-                    seen[int(rows.request_S[row]), int(rows.index_S[row])] = rows.logits_SV[row]
-        return responses.rollouts(requests, self.stop)
-
-    def _steps(
-        self, requests: Sequence[Request], limits: Sequence[int], decoding: Decoding
-    ) -> Iterator[tuple[_Rows, Drawn, Tensor]]:
-        """Yields one token of every sequence in flight at a time, with its logits, until none is in flight."""
+    def steps(self, requests: Sequence[Request], limits: Sequence[int], decoding: Decoding) -> Iterator[DrawnStep]:
+        """See `LocalSampler.steps`; the batch changes a token only where rounding decides between two."""
         waiting = deque(range(len(requests)))
         start_N = torch.tensor([request.start for request in requests], device=self.device)
         threshold_N = torch.tensor([request.threshold for request in requests], dtype=torch.float32, device=self.device)
@@ -204,7 +175,14 @@ class TransformersSampler(LocalSampler):
             positions = (rows.index_S + start_N[rows.request_S]).tolist()
             logits_SV = disturb(rows.logits_SV.float() / decoding.temperature, seeds, positions, decoding.disturbance)
             drawn = draw(logits_SV, decoding.rule, threshold_N[rows.request_S, None], seeds, positions)
-            yield rows, drawn, logits_SV
+            going_S = ~rows.ended_S
+            # A copy of so many logits is for those that are kept.
+            kept_SV = logits_SV[going_S] if decoding.keep_every else logits_SV
+            step = DrawnStep(rows.request_S[going_S], rows.index_S[going_S], drawn.at(going_S), kept_SV)
+            if self.seen is not None:
+                where = zip(step.request_S.tolist(), step.index_S.tolist(), strict=True)
+                self.seen.update(zip(where, rows.logits_SV[going_S], strict=True))
+            yield step
             token_S = drawn.token_S
             rows.ended_S = rows.ended_S | torch.isin(token_S, self.stop) | (rows.index_S + 1 >= limit_N[rows.request_S])
             ended = int(rows.ended_S.sum())

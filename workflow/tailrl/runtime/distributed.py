@@ -8,7 +8,8 @@ can read: gloo's ports on loopback ask nobody who they are.
 import hmac
 import io
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from datetime import timedelta
 from ipaddress import ip_address
@@ -25,7 +26,7 @@ from torch._C._distributed_c10d import FileStore, HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import NumericalError, StudyError
 from tailrl.runtime.launch import FOLDER_VARIABLE, KEY, STORE
 
 Value = TypeVar("Value")
@@ -209,6 +210,19 @@ def in_step(action: Callable[[], Value]) -> Value:
         if raised is not None:
             raise raised
     return done[0]
+
+
+@contextmanager
+def raised_together() -> Iterator[None]:
+    """Within the block a NumericalError of any rank is raised on all ranks, so that none waits for another."""
+    fault: NumericalError | None = None
+    try:
+        yield
+    except NumericalError as error:
+        fault = error
+    if any_rank(fault is not None):
+        sentences = gathered(None if fault is None else str(fault))
+        raise NumericalError(next(sentence for sentence in sentences if sentence is not None)) from fault
 
 
 def any_rank(flag: bool) -> bool:

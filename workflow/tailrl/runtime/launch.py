@@ -13,8 +13,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
@@ -41,23 +41,13 @@ def launch(ranks: int, command: Sequence[str]) -> None:
     Raises:
         StudyError: a rank reported bad input (`tell_launcher`).
     """
-    before = {number: signal.signal(number, _stop) for number in ENDING if not _is_ignored(number)}
-    try:
-        with TemporaryDirectory(prefix="tailrl-ranks-") as name:
-            folder = Path(name)
-            (folder / KEY).write_bytes(secrets.token_bytes(32))
-            failures = _run(ranks, command, folder)
-            # A rank that reported bad input counts, even if it was not the first to fail.
-            for file in sorted(folder.glob("*/error.json")):
-                raise StudyError(json.loads(file.read_text(encoding="utf-8"))["message"])
-    except _Stopped as stopped:
-        # By the same signal, not with a code: the shell then stops too.
-        (number,) = stopped.args
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with _stoppable(), TemporaryDirectory(prefix="tailrl-ranks-") as name:
+        folder = Path(name)
+        (folder / KEY).write_bytes(secrets.token_bytes(32))
+        failures = _run(ranks, command, folder)
+        # A rank that reported bad input counts, even if it was not the first to fail.
+        for file in sorted(folder.glob("*/error.json")):
+            raise StudyError(json.loads(file.read_text(encoding="utf-8"))["message"])
     if failures:
         # A killed process explains the others, as those that wait for it fail with 1.
         rank = min(failures, key=lambda rank: failures[rank] in (1, -signal.SIGTERM))
@@ -65,6 +55,70 @@ def launch(ranks: int, command: Sequence[str]) -> None:
         why = ", as NCCL ends a rank that waited too long for another" if code == -signal.SIGABRT else ""
         say(f"rank {rank} of {ranks} ended with {code}{why}")
         sys.exit(code if code > 0 else 128 - code)
+
+
+def run_beside(command: Sequence[str], environment: Mapping[str, str], output: Path, look: Callable[[], object]) -> int:
+    """Run a program of another environment to its end; returns its exit code.
+
+    A signal that ends this process asks the program to end, and kills it after `PATIENCE`. If this process is killed,
+    so is the program.
+
+    Args:
+        command: the program and its arguments.
+        environment: all of its variables.
+        output: gets what it writes to stdout and stderr, behind what is there.
+        look: is called every second, and once after the end.
+    """
+    with _stoppable(), output.open("ab") as file:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=_ends_with(os.getpid()),
+        )
+        number = signal.SIGTERM
+        try:
+            while process.poll() is None:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(1.0)
+                look()
+        except _Stopped as stopped:
+            (number,) = stopped.args
+            raise
+        finally:
+            _end([process], number)
+        look()
+        return process.returncode
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """In the block a signal that ends a process raises `_Stopped`; behind it the process ends by that signal."""
+    before = {number: signal.signal(number, _stop) for number in ENDING if not _is_ignored(number)}
+    try:
+        yield
+    except _Stopped as stopped:
+        # Not with a code: the shell then stops too.
+        (number,) = stopped.args
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _ends_with(parent: int) -> Callable[[], None]:
+    """For a new process, before its program: it is killed where its parent ends."""
+    libc = ctypes.CDLL(None)
+
+    def end_with_parent() -> None:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return end_with_parent
 
 
 def _is_ignored(number: int) -> bool:
@@ -78,13 +132,7 @@ def _stop(number: int, _: FrameType | None) -> None:
 
 def _run(ranks: int, command: Sequence[str], folder: Path) -> dict[int, int]:
     """The exit codes of the ranks that failed by themselves, in the order in which they ended; empty if none failed."""
-    libc, launcher = ctypes.CDLL(None), os.getpid()
-
-    def end_with_launcher() -> None:
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != launcher:
-            os._exit(1)
-
+    end_with_launcher = _ends_with(os.getpid())
     processes: list[subprocess.Popen[bytes]] = []
     codes: dict[int, int] = {}
     try:

@@ -36,11 +36,34 @@ NO_INTERVAL = Interval(math.nan, math.nan, math.nan, 0)
 """Where nothing was measured."""
 
 
+def known_mean(values_N: ArrayLike) -> float:
+    """The mean of what is not NaN; NaN where nothing is."""
+    value_N = np.asarray(values_N, dtype=np.float64)
+    known_N = value_N[~np.isnan(value_N)]
+    return float(known_N.mean()) if known_N.size else math.nan
+
+
 def mean_interval(values_N: ArrayLike) -> Interval:
     """The t interval of a mean over independent values, (N,), any unit; NaN entries (not measured) are left out."""
     values = np.asarray(values_N, dtype=np.float64)
     values = values[~np.isnan(values)]
     return _t_interval(float(values.mean()), _standard_error(values), values.size) if values.size else NO_INTERVAL
+
+
+def geometric_interval(values_N: ArrayLike) -> Interval:
+    """The geometric mean of the values above 0, (N,), with the t interval of their logarithms."""
+    value_N = np.asarray(values_N, dtype=np.float64)
+    logs = mean_interval(np.log(value_N[value_N > 0]))
+    return Interval(math.exp(logs.mean), math.exp(logs.low), math.exp(logs.high), logs.n)
+
+
+def log_slope(x_M: ArrayLike, y_M: ArrayLike) -> float:
+    """The slope of ln y against ln x by least squares; NaN where a value is not above 0, or not known."""
+    values_2M = np.array([x_M, y_M], dtype=np.float64)
+    if not (values_2M > 0).all():
+        return math.nan
+    slope, _ = np.polyfit(np.log(values_2M[0]), np.log(values_2M[1]), 1)
+    return float(slope)
 
 
 def problem_interval(correct_PK: ArrayLike) -> Interval:

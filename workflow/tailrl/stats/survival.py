@@ -5,6 +5,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -45,8 +46,31 @@ def collapse_step(reward_N: ArrayLike, window: int) -> int | None:
     return first + window - 1 if risen and means.size - first >= window else None
 
 
-Collapses = tuple[Sequence[int | None], Sequence[int]]
-"""For each run of an arm: the step of its collapse (None without one), and its length in steps."""
+class Collapses(NamedTuple):
+    """When the runs of an arm collapsed.
+
+    Attributes:
+        steps: the step of each run's collapse, from 1; None without one.
+        lengths: each run's number of steps.
+    """
+
+    steps: Sequence[int | None]
+    lengths: Sequence[int]
+
+    @property
+    def runs(self) -> int:
+        """How many runs there are."""
+        return len(self.steps)
+
+    @property
+    def collapsed(self) -> int:
+        """How many of them collapsed."""
+        return sum(step is not None for step in self.steps)
+
+    @property
+    def lasted(self) -> NDArray[np.float64]:
+        """Each run's steps before its collapse, (N,); all of its steps without a collapse."""
+        return np.array([float(step or length) for step, length in zip(self.steps, self.lengths, strict=True)])
 
 
 @dataclass(frozen=True, slots=True)

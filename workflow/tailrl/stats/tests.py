@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from tailrl.stats.intervals import CONFIDENCE, UPPER
+from tailrl.stats.intervals import CONFIDENCE, UPPER, Interval
 
 SPLITS = 9_999
 """The largest number of splits in a permutation test."""
@@ -118,6 +118,15 @@ def one_sided(difference: Difference) -> tuple[float, float]:
     """p of the two one-sided tests behind a two-sided test: that the difference is above 0, and that it is below."""
     seen, other = difference.p / 2, 1 - difference.p / 2
     return (seen, other) if difference.mean > 0 else (other, seen)
+
+
+def above_and_below(mean: Interval) -> tuple[float, float]:
+    """One-sided p that a mean is above 0, and below, by the t distribution of its interval; NaN without an interval."""
+    if math.isnan(mean.low) or mean.low == mean.high:
+        return math.nan, math.nan
+    student = stats.t(mean.n - 1)
+    t = student.ppf(UPPER) * mean.mean / ((mean.high - mean.low) / 2)
+    return float(student.sf(t)), float(student.cdf(t))
 
 
 def all_hold(*parts: tuple[float, float]) -> tuple[float, float]:

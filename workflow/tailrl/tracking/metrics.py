@@ -144,8 +144,5 @@ VERIFY_AGREEMENT = VERIFICATION["verification/agreement"]
 VERIFY_PROPOSED = VERIFICATION["verification/proposed_per_kept"]
 VERIFY_SECONDS = VERIFICATION["verification/seconds"]
 
-SCORE = "evaluation/avg_at_k"
-"""A run's held-out score. No step logs it: W&B gets it in the run's summary, after the evaluation."""
-
 PHASES = ("rollout", "reward", "forward", "backward", "optimizer", "weights", "metrics")
 """The phases of a step that are timed; the rest of the whole step is `other`."""

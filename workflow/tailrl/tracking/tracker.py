@@ -129,7 +129,7 @@ class Mirror:
     def _warn(self, why: str) -> None:
         say(
             f"warning: W&B lacks something of this run ({why}); metrics.jsonl has all of it, and "
-            f"`tailrl mirror {self.folder}` sends it later"
+            f"`wandb sync {self.folder}/wandb/*run-*` sends what W&B has written"
         )
 
 

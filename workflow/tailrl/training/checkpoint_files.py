@@ -1,9 +1,8 @@
-"""What a checkpoint is on the disk: a file of whole tensors, or a folder of parts, to which each rank adds its own.
+"""What a checkpoint is on the disk: a folder of parts, to which each rank adds its own.
 
-A run of one rank writes a safetensors file. A run of several writes a folder through `torch.distributed.checkpoint`,
-likewise in safetensors, so that nothing is ever unpickled; `checkpoint.json` in it has the length and SHA-256 of each
-part. The name of either ends with the start of a SHA-256: of the file, or of `checkpoint.json`. Both are read alike, by
-any number of ranks, each of which reads its own share alone.
+`torch.distributed.checkpoint` writes them, for one rank too, as safetensors, so that nothing is ever unpickled.
+`checkpoint.json` has the length and SHA-256 of each part, and the folder's name ends with the start of its own SHA-256.
+Any number of ranks reads a folder, each its own share alone.
 """
 
 import json
@@ -14,26 +13,18 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from tailrl.runtime import distributed
 from tailrl.runtime.atomic_files import DamagedError, checksum
 
 HEADER = "checkpoint.json"
-"""In a folder: fingerprint and numbers, as in a file's header, and the parts."""
+"""Fingerprint and numbers of the state, and its parts."""
 PART_BYTES = 8 * 2**30
 """Whole tensors of so many bytes go into a part of each rank, which holds its share of them twice as it writes."""
 
 Sizes = dict[str, tuple[torch.Size, torch.dtype]]
 """Of a checkpoint's whole tensors, by name."""
-
-
-def as_file(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> bytes:
-    """The content of a file of whole tensors; the header's values are JSON."""
-    whole = {name: distributed.whole(tensor).cpu() for name, tensor in tensors.items()}
-    return cast(bytes, save(whole, metadata={name: json.dumps(value) for name, value in header.items()}))
 
 
 def write_parts(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, dict[str, Any]]:
@@ -51,7 +42,7 @@ def write_parts(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, dict[s
         numbers[name] = 1 + size // PART_BYTES
         size += tensor.nbytes
     writer = HuggingFaceStorageWriter(str(folder), numbers, save_distributed=True)
-    with _as_raised():
+    with _as_raised(), _alone():
         state_dict_saver.save(dict(tensors), storage_writer=writer)
 
     def described() -> dict[str, dict[str, Any]]:
@@ -64,14 +55,8 @@ def write_parts(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, dict[s
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    """A checkpoint's fingerprint and numbers, and the parts of a folder.
-
-    Raises OSError, SafetensorError, TypeError or ValueError where there is none.
-    """
-    if not path.suffix:
-        return dict(json.loads((path / HEADER).read_bytes()))
-    with safe_open(path, framework="pt") as opened:
-        return {name: json.loads(value) for name, value in dict(opened.metadata()).items()}
+    """A checkpoint's fingerprint, numbers and parts; raises OSError, TypeError or ValueError where there is none."""
+    return dict(json.loads((path / HEADER).read_bytes()))
 
 
 def check(path: Path) -> dict[str, Any]:
@@ -80,15 +65,13 @@ def check(path: Path) -> dict[str, Any]:
     Raises:
         DamagedError: it is damaged, or lacks a part, or has one that is not its own.
         StudyError: a file cannot be read, but may be whole.
-        KeyError, OSError, SafetensorError, TypeError, ValueError: it has no header.
+        KeyError, OSError, TypeError, ValueError: it has no header.
     """
-    named, whose = (path, "its checksum") if path.suffix else (path / HEADER, f"the checksum of its {HEADER}")
-    _, _, digest = path.stem.rpartition("-")
+    named = path / HEADER
+    _, _, digest = path.name.rpartition("-")
     if not named.is_file() or (distributed.is_first() and not checksum(named).startswith(digest)):
-        raise DamagedError(named, f"damaged, since {whose} is not the one in its name")
+        raise DamagedError(named, f"damaged, since the checksum of its {HEADER} is not the one in its name")
     header = read_header(path)
-    if path.suffix:
-        return header
     parts, found = header["parts"], {file.name for file in path.iterdir()} - {HEADER}
     for name in sorted(parts.keys() - found):
         raise DamagedError(path / name, f"its part {name} is missing")
@@ -114,20 +97,24 @@ def load(path: Path, blank: Callable[[Sizes], dict[str, Tensor]]) -> dict[str, T
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-    files = [path] if path.suffix else sorted(path.glob("*.safetensors"))
-    reader = HuggingFaceStorageReader(str(path.parent if path.suffix else path))
-    # A file of whole tensors lies beside others.
-    reader.fs.ls = lambda path: list(map(str, files))  # type: ignore[method-assign]  # noqa: ARG005
+    reader = HuggingFaceStorageReader(str(path))
 
     def prepared() -> dict[str, Tensor]:
         known = cast(dict[str, TensorStorageMetadata], reader.read_metadata().state_dict_metadata)
         return blank({name: (tensor.size, tensor.properties.dtype) for name, tensor in known.items()})
 
     tensors = distributed.in_step(prepared)
-    with _as_raised(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # there is one process
+    with _as_raised(), _alone():
         state_dict_loader.load(tensors, storage_reader=reader)
     return tensors
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """A process without others is told of no missing process group."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is")
+        yield
 
 
 @contextmanager

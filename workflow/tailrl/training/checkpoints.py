@@ -27,18 +27,18 @@ from tailrl.config.source_files import at_start, job_files
 from tailrl.config.training import without_operational
 from tailrl.rollout.prompts import prompts_digest
 from tailrl.runtime import distributed
-from tailrl.runtime.atomic_files import LOCK, DamagedError, rename_whole, write_whole
+from tailrl.runtime.atomic_files import LOCK, DamagedError, rename_whole
 from tailrl.runtime.errors import StudyError, reason, say
 from tailrl.runtime.provenance import provenance
-from tailrl.training.checkpoint_files import HEADER, as_file, check, load, read_header, write_parts
+from tailrl.training.checkpoint_files import HEADER, check, load, read_header, write_parts
 from tailrl.training.state import RunState
 
-FILE_NAME = re.compile(r"step-\d{8}-([0-9a-f]{8})-([0-9a-f]{16})(\.safetensors)?")
-"""The steps done, the run (a digest of its fingerprint), and the start of a checksum; a folder of parts ends there."""
+NAME = re.compile(r"step-\d{8}-([0-9a-f]{8})-([0-9a-f]{16})")
+"""The steps done, the run (a digest of its fingerprint), and the start of a checksum."""
 PROMPTS = "prompts"
 """The entry of a fingerprint that older runs lack."""
 CHANGED_PROMPTS = " (from the same problems: its chat template may hold the date, or the tokenizer changed)"
-UNFINISHED, UNFINISHED_PARTS = "writing.safetensors", "writing-parts"
+UNFINISHED = "writing-parts"
 
 
 class Checkpoints:
@@ -62,11 +62,10 @@ class Checkpoints:
             # The first rank alone has the metrics and the tokens.
             numbers = distributed.in_step(lambda: state.numbers() if distributed.is_first() else None)
             header = {"fingerprint": self.fingerprint, "numbers": numbers}
-            write = self._write_file if distributed.count() == 1 else self._write_parts
-            path = write(f"step-{state.step:08d}-{self.name}", tensors, header)
+            path = self._write(f"step-{state.step:08d}-{self.name}", tensors, header)
         except (OSError, SafetensorError) as error:
             # Before any rank raises, whose end takes the others with it.
-            distributed.in_step(lambda: self._remove_unfinished() if distributed.is_first() else [])
+            distributed.in_step(lambda: self._remove_unfinished() if distributed.is_first() else False)
             needed = sum(tensor.nbytes for tensor in tensors.values())
             kept_files = self._files()
             rest = f"{kept_files[-1].name} is kept" if kept_files else "there is none before it"
@@ -79,14 +78,8 @@ class Checkpoints:
                 _remove(old)
         return path
 
-    def _write_file(self, name: str, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Path:
-        data = as_file(tensors, header)
-        path = self.folder / f"{name}-{hashlib.sha256(data).hexdigest()[:16]}.safetensors"
-        write_whole(data, self.folder / UNFINISHED, path)
-        return path
-
-    def _write_parts(self, name: str, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Path:
-        aside = self.folder / UNFINISHED_PARTS
+    def _write(self, name: str, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Path:
+        aside = self.folder / UNFINISHED
 
         def begin() -> None:
             if distributed.is_first():
@@ -105,12 +98,13 @@ class Checkpoints:
         parts = write_parts(tensors, aside)
         return self.folder / distributed.gathered(distributed.in_step(end))[0]
 
-    def _remove_unfinished(self) -> list[Path]:
-        """Remove what an earlier process left half-written; returns it."""
-        found = [path for name in (UNFINISHED, UNFINISHED_PARTS) if (path := self.folder / name).exists()]
-        for path in found:
-            _remove(path)
-        return found
+    def _remove_unfinished(self) -> bool:
+        """Remove what an earlier process left half-written; returns whether there was any."""
+        aside = self.folder / UNFINISHED
+        if not os.path.lexists(aside):
+            return False
+        _remove(aside)
+        return True
 
     def resume(self, state: RunState) -> bool:
         """Restore the last whole checkpoint into a new run; returns whether there is one. Every rank must call.
@@ -123,8 +117,8 @@ class Checkpoints:
                 user knows whether a copy is left, and training from the first step is the user's decision.
         """
         first = distributed.is_first()
-        for aside in self._remove_unfinished() if first else ():
-            say(f"{aside}: half-written, left out")
+        if first and self._remove_unfinished():
+            say(f"{self.folder / UNFINISHED}: half-written, left out")
         damaged: dict[Path, DamagedError] = {}
         # The first rank decides, since it holds the folder.
         for file in distributed.gathered([*reversed(self._files())] if first else [])[0]:
@@ -162,7 +156,7 @@ class Checkpoints:
     def _files(self) -> list[Path]:
         """This run's checkpoints, oldest first."""
         files = sorted(self.folder.glob("step-*"))
-        return [file for file in files if (match := FILE_NAME.fullmatch(file.name)) and match[1] == self.name]
+        return [file for file in files if (match := NAME.fullmatch(file.name)) and match[1] == self.name]
 
     def take_up_older(self) -> None:
         """Be an older run, whose fingerprint lacks the prompts, where the folder has one and nothing of this run.

@@ -8,7 +8,7 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
-from tailrl.rollout.types import Rollout
 from tailrl.runtime.atomic_files import DamagedError, write_whole
-from tailrl.runtime.errors import StudyError, reason, writing
+from tailrl.runtime.errors import StudyError, reason
 from tailrl.runtime.jsonl import numbered_lines
-from tailrl.training.step import Sample
 
 UNFINISHED = "writing-tokens.safetensors"
 
@@ -150,51 +148,3 @@ def _read(file: Path, length: int = -1) -> bytes:
         return b""
     except OSError as error:
         raise StudyError(f"{file}: cannot be read: {reason(error)}") from None
-
-
-def response_arrays(
-    order: Sequence[int], rollouts: Sequence[Rollout], advantages: Sequence[float], rewards: NDArray[np.float32]
-) -> dict[str, NDArray[np.generic]]:
-    """The tokens of a step with their responses' advantages and rewards; `artifacts.tokens` describes the arrays.
-
-    Args:
-        order: the responses' numbers in the step, in the order of the step's other per-token arrays.
-        rollouts: all rollouts of the step.
-        advantages: one per rollout.
-        rewards: one per rollout.
-    """
-    lengths = [len(rollouts[i].tokens) for i in order]
-    order_N = np.array(order, np.int64)
-    return {
-        "token": np.concatenate([np.array(rollouts[i].tokens, np.int32) for i in order]),
-        "position": np.concatenate([np.arange(length, dtype=np.int32) for length in lengths]),
-        "sequence": np.repeat(order_N.astype(np.int32), lengths),
-        "advantage": np.repeat(np.array(advantages, np.float32)[order_N], lengths),
-        "reward": np.repeat(rewards[order_N], lengths),
-    }
-
-
-def write_batch(samples: Sequence[Sample], file: Path) -> None:
-    """Write the N samples of a step as npz.
-
-    Arrays per sample: prompt_length_N and response_length_N, int64, tokens; advantage_N and threshold_N, float64;
-    seed_N, int64. Arrays concatenated over samples: prompt_tokens and tokens_T, int64; logp_infer_T and
-    log_kept_infer_T, float32, nats; kept_vocab_infer_T, int32; routes_PLK where the sampler gave its experts.
-    """
-    rollouts = [sample.rollout for sample in samples]
-    arrays = {
-        "prompt_length_N": np.array([len(rollout.prompt_tokens) for rollout in rollouts]),
-        "response_length_N": np.array([len(rollout.tokens) for rollout in rollouts]),
-        "advantage_N": np.array([sample.advantage for sample in samples]),
-        "threshold_N": np.array([sample.threshold for sample in samples], dtype=np.float64),
-        "seed_N": np.array([sample.seed for sample in samples]),
-        "prompt_tokens": np.concatenate([np.array(rollout.prompt_tokens) for rollout in rollouts]),
-        "tokens_T": np.concatenate([np.array(rollout.tokens) for rollout in rollouts]),
-    }
-    for name in ("logp_infer_T", "log_kept_infer_T", "kept_vocab_infer_T"):
-        arrays[name] = np.concatenate([getattr(rollout, name) for rollout in rollouts])
-    if routes := [rollout.routes_PLK for rollout in rollouts if rollout.routes_PLK is not None]:
-        arrays["routes_PLK"] = np.concatenate(routes)
-    with writing(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        np.savez_compressed(file, allow_pickle=False, **arrays)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
 from tailrl.config.training import Training
@@ -35,24 +35,9 @@ def optimizer_step(model: PreTrainedModel, optimizer: torch.optim.Optimizer, max
     return norm
 
 
-def average_over_kept(model: PreTrainedModel, used_N: Tensor) -> float:
-    """Rescale the gradient of a mean over all responses to a mean over the responses that the weights keep.
-
-    Args:
-        model: holds the gradient, which is unchanged where no response is kept.
-        used_N: the weights of the update's responses.
-
-    Returns:
-        The factor: all responses over those with a weight above 0.
-    """
-    kept_responses = int((used_N > 0).sum())
-    return scale_gradient(model, len(used_N) / kept_responses if kept_responses else 1.0)
-
-
 @torch.no_grad()
-def scale_gradient(model: PreTrainedModel, factor: float) -> float:
-    """Multiply the model's gradient by a factor, which is returned."""
+def scale_gradient(model: PreTrainedModel, factor: float) -> None:
+    """Multiply the model's gradient by a factor."""
     for parameter in model.parameters():
         if parameter.grad is not None:
             parameter.grad.mul_(factor)
-    return factor

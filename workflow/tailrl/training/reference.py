@@ -1,13 +1,11 @@
 """The reference policy of a run, the base policy: its weights, and the samples' log-probs under it."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from tailrl.config.jobs import Run
@@ -15,11 +13,11 @@ from tailrl.model.policy import load_policy, named_weights
 from tailrl.objective.advantages import advantages_of
 from tailrl.objective.disturbance import round_weights
 from tailrl.objective.reference_kl import reward_penalty
+from tailrl.objective.safe_set import TokenLogprobs
 from tailrl.training.placement import tensor_floats
-from tailrl.training.step import Sample, computing_at, old_logprobs
-from tailrl.training.step_record import Stopwatch
-
-NamedWeights = Sequence[tuple[str, Tensor]]
+from tailrl.training.samples import Sample
+from tailrl.training.scorer import NamedWeights, computing_at, make_scorer, score_all
+from tailrl.training.stopwatch import Stopwatch
 
 
 def reference_weights(run: Run, policy_folder: Path) -> NamedWeights:
@@ -59,17 +57,24 @@ def with_reference(
         # Rounded as the policy is, and with its own experts: the sampler's are the present policy's.
         own_routes = run.model_copy(update={"training": run.training.model_copy(update={"routing_replay": False})})
         with computing_at(model, run, list(round_weights(reference, coarse))):
-            logp_ref = [scored.logp_full_T.cpu() for scored in old_logprobs(model, samples, own_routes)]
-        samples = [replace(sample, logp_ref_T=ref_T) for sample, ref_T in zip(samples, logp_ref, strict=True)]
+            logp_reference = [scored.logp_full_T.cpu() for scored in score_all(model, samples, make_scorer(own_routes))]
+        samples = [
+            replace(sample, logp_reference_T=reference_T)
+            for sample, reference_T in zip(samples, logp_reference, strict=True)
+        ]
         if settings.where == "loss":
             return samples
         with computing_at(model, run, delayed):
-            own = old_logprobs(model, samples, run)
-    of_tokens = [(s.logp_T.cpu(), ref_T, s.outside_T.cpu()) for s, ref_T in zip(own, logp_ref, strict=True)]
-    lengths = torch.tensor([len(ref_T) for ref_T in logp_ref])
-    own_T, ref_T, outside_T = (torch.cat(column) for column in zip(*of_tokens, strict=True))
-    sequence_T = torch.arange(len(samples)).repeat_interleave(lengths)
-    penalty_B = reward_penalty(settings, own_T, ref_T, outside_T, sequence_T, len(samples))
+            trainer = TokenLogprobs.joined(score_all(model, samples, make_scorer(run)))
+    lengths = torch.tensor([len(reference_T) for reference_T in logp_reference])
+    penalty_B = reward_penalty(
+        settings,
+        trainer.logp_T.cpu(),
+        torch.cat(logp_reference),
+        trainer.outside_T.cpu(),
+        torch.arange(len(samples)).repeat_interleave(lengths),
+        len(samples),
+    )
     advantage_PG = advantages_of(run.estimator, torch.from_numpy(rewards_PG) - penalty_B.view(rewards_PG.shape))
     advantages = advantage_PG.flatten().tolist()
     return [replace(sample, advantage=advantage) for sample, advantage in zip(samples, advantages, strict=True)]

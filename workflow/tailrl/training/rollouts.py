@@ -1,4 +1,4 @@
-"""What a step samples: its problems, the requests to the engine, rewards, and the gathering of all ranks' responses."""
+"""What a step samples: its problems, the requests to the engine, rewards and lengths, and all ranks' responses."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -104,3 +104,23 @@ def of_all_ranks(
     """
     given = distributed.gathered((rollouts, rewards))[::together]
     return [rollout for own, _ in given for rollout in own], np.concatenate([own for _, own in given])
+
+
+def reward_metrics(rewards_PG: NDArray[np.float32]) -> dict[str, float]:
+    """Reward metrics of P problems with G responses each."""
+    means_P = rewards_PG.mean(axis=1)
+    return {
+        keys.REWARD: float(means_P.mean()),
+        keys.ALL_RIGHT: float((means_P == 1).mean()),
+        keys.ALL_WRONG: float((means_P == 0).mean()),
+    }
+
+
+def response_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Response lengths in tokens, and the fraction that ended with the end token."""
+    lengths = [len(rollout.tokens) for rollout in rollouts]
+    return {
+        keys.LENGTH: float(np.mean(lengths)),
+        keys.LENGTH_MAX: float(max(lengths)),
+        keys.STOPPED: float(np.mean([rollout.stopped for rollout in rollouts])),
+    }

@@ -1,228 +1,142 @@
-"""The updates of a step: rollouts and advantages in, clipped optimizer steps and their record out."""
+"""One step: sample, score, advantage, log-prob, weight, loss, backward, optimizer step, weights into the engine.
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar, cast
+Read it from top to bottom: `take_step` is a step, `update` its optimizer steps, `accumulate_gradients` the forward and
+backward passes of one of them. Ranks share the work, and every rank makes the same decisions.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tailrl.config.arm import Correction
 from tailrl.config.jobs import Run
-from tailrl.kernels.exact_logprobs import Scoring, exact_logprobs
-from tailrl.kernels.logprobs import constrained_logprobs
-from tailrl.kernels.packing import Batch, micro_batches
-from tailrl.kernels.whole_rows import whole_row_scores
-from tailrl.model.forward import head_weight, hidden_states
-from tailrl.model.policy import named_weights
-from tailrl.model.quantized import projections, rounded_weights
-from tailrl.model.routing import Routing
+from tailrl.objective.advantages import advantages_of
 from tailrl.objective.batch_rules import resolved
 from tailrl.objective.corrections import normaliser
-from tailrl.objective.disturbance import UNDISTURBED, computing_with, round_weights
-from tailrl.objective.loss import check_loss, surrogate
-from tailrl.objective.reference_kl import kl_loss
+from tailrl.objective.loss import LossInputs, LossOutputs, loss
 from tailrl.objective.safe_set import TokenLogprobs
-from tailrl.rollout.types import Rollout
+from tailrl.rollout import Decoding
 from tailrl.runtime import distributed
-from tailrl.runtime.errors import NumericalError, StudyError
+from tailrl.runtime.errors import NumericalError, say
 from tailrl.runtime.heap import give_back_freed
-from tailrl.training.optimizer import average_over_kept, optimizer_step, scale_gradient
-from tailrl.training.placement import as_forward, tensor_floats
-from tailrl.training.routes import check_routes, flips, packed, prompt_mark
-from tailrl.training.step_record import Part, StepRecord, Stopwatch
-
-Result = TypeVar("Result")
+from tailrl.runtime.seeding import derive_seed
+from tailrl.tasks.problem import Problem
+from tailrl.tracking import metrics as keys
+from tailrl.training.guarded_engine import GuardedEngine
+from tailrl.training.optimizer import optimizer_step, scale_gradient
+from tailrl.training.placement import give_up_forward, tensor_floats
+from tailrl.training.reference import with_reference
+from tailrl.training.rollouts import of_all_ranks, response_metrics, reward_metrics, rewards, step_requests
+from tailrl.training.samples import Sample, in_micro_batches, write_batch
+from tailrl.training.scorer import NamedWeights, Scored, Scorer, computing_at, make_scorer, score_all
+from tailrl.training.state import RunState, seed_libraries
+from tailrl.training.stopwatch import Stopwatch
+from tailrl.training.token_table import TokenTable, sampler_column
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """A rollout for the trainer: with its advantage, its safe set's ln ρ, k or p, and its request's seed."""
+class Job:
+    """The constants of a run: settings, seed, folder of the results, the problems as tokens, the reference policy."""
 
-    rollout: Rollout
-    advantage: float
-    threshold: float
+    run: Run
     seed: int
-    logp_ref_T: Tensor | None = None  # nats, the reference policy's log-probs of the tokens, on all of them
-    age: int = 0  # how many steps the weights that sampled are behind
+    out: Path
+    tokenizer: PreTrainedTokenizerBase
+    problems: list[Problem]
+    prompts: list[tuple[int, ...]]
+    decoding: Decoding
+    scorer: Scorer
+    reference: NamedWeights
 
 
-Scored = tuple[TokenLogprobs, Tensor | None, Tensor | None]
-"""The trainer's log-probs; with centering the expected score of each token, else None; `routes.flips`, where the
-sampler gave its experts, else None."""
-
-
-def forward_logprobs(model: PreTrainedModel, samples: Sequence[Sample], run: Run) -> tuple[Scored, Batch]:
-    """The trainer's log-probs of one packed micro-batch, on its own safe set or the sampler's."""
-    device = next(model.parameters()).device
-    batch, given_LPK = packed([sample.rollout for sample in samples], device)
-    routing = None
-    if given_LPK is not None:
-        check_routes(model, given_LPK)
-        routing = Routing(given_LPK if run.training.routing_replay else None)
-    elif run.training.routing_replay:
-        raise StudyError(f"arm {run.arm}: training.routing_replay needs the sampler's experts, which it did not give")
-
-    def columns() -> tuple[Tensor | None, ...]:
-        # Not the dataclass: before PyTorch 2.12 FSDP overlooks tensors in one, and gathers no weights for the backward.
-        logprobs, centre_T = _logprobs(model, batch, samples, run, routing)
-        return *(getattr(logprobs, field.name) for field in fields(logprobs)), centre_T
-
-    # Together, since a sharded model has its head's weight whole only within its forward.
-    *parts, centre_T = as_forward(model, columns)
-    scored = TokenLogprobs(*cast(list[Tensor], parts)), centre_T
-    return (*scored, None if routing is None or given_LPK is None else flips(routing, given_LPK, batch)), batch
-
-
-def _logprobs(
-    model: PreTrainedModel, batch: Batch, samples: Sequence[Sample], run: Run, routing: Routing | None
-) -> tuple[TokenLogprobs, Tensor | None]:
-    weight_VH = head_weight(model)
-    hidden_TH = hidden_states(model, batch.tokens_P, batch.packing, routing)[batch.predict_T]
-    threshold_N = torch.tensor([s.threshold for s in samples], device=weight_VH.device)
-    rule = run.vocabulary.trainer_rule
-    fill = run.vocabulary.outside == "paper_fill"
-    threshold_T1 = threshold_N[batch.sequence_T, None]
-    temperature = run.training.temperature
-    if run.needs_distributions:
-        logits_infer_TV = torch.from_numpy(np.concatenate([s.rollout.logits_infer_KV for s in samples]))
-        rows = (hidden_TH, weight_VH, batch.targets_T, logits_infer_TV.to(device=weight_VH.device), threshold_T1)
-        return whole_row_scores(*rows, temperature, run.vocabulary, run.correction)
-    # The matched control scores the disturbed distribution that was sampled from, unmasked and masked.
-    matched = run.disturbance.side == "both" and run.disturbance.on_logits
-    if not (run.sampler.exact or matched):
-        tokens = (hidden_TH, weight_VH, batch.targets_T)
-        return constrained_logprobs(*tokens, rule, threshold_T1, temperature, fill), None
-    # Whole rows of logits: an exact engine needs their bits, and a disturbance acts on each logit.
-    scoring = Scoring(rule, temperature, fill, run.disturbance if matched else UNDISTURBED)
-    where = (batch.of_tokens([s.seed for s in samples]), batch.positions())
-    scored = exact_logprobs(hidden_TH.float(), weight_VH.float(), batch.targets_T, threshold_T1, scoring, *where)
-    return scored, None
-
-
-@torch.no_grad()
-def old_logprobs(model: PreTrainedModel, samples: Sequence[Sample], run: Run) -> list[TokenLogprobs]:
-    """The trainer's log-probs of every sample's tokens before the first update on them, in the samples' order."""
-    old: dict[int, TokenLogprobs] = {}
-    groups = _micro_batches(samples, run, range(len(samples)))
-    for index, _ in distributed.dealt(len(groups)):
-        (logprobs, *_), batch = _together(forward_logprobs, model, [samples[i] for i in groups[index]], run)
-        old |= zip(groups[index], logprobs.split(list(batch.responses_N)), strict=True)
-    whole = {place: own for given in distributed.gathered(old) for place, own in given.items()}
-    return [whole[place] for place in range(len(samples))]
-
-
-def accumulate_gradients(
-    model: PreTrainedModel,
-    samples: Sequence[Sample],
-    run: Run,
-    watch: Stopwatch,
-    record: StepRecord,
-    old: Sequence[TokenLogprobs] | None = None,
-) -> float:
-    """Forward and backward over the micro-batches of one update; gradients add up in the model.
-
-    The micro-batches are dealt to the ranks. Each adds its share of the loss, which is divided by all samples, and the
-    ranks' gradients are summed. Samples with advantage 0 (under RLOO and GRPO every group that is all right or all
-    wrong) add nothing to the gradient, but for a KL in the loss: they come last, scored for the record only.
+def take_step(
+    job: Job, state: RunState, engine: GuardedEngine, chosen: Sequence[int], between_steps: float
+) -> tuple[dict[str, float], str | None]:
+    """One step, from the problems to the weights in the engine.
 
     Args:
-        model: the policy.
-        samples: the rollouts of this update.
-        run: estimator, vocabulary, correction and clip.
-        watch: gets the seconds of the phases forward and backward.
-        record: gets the diagnostics' data of all ranks.
-        old: the trainer's log-probs of each sample's tokens before the first update on these rollouts, for the record
-            and for a clip whose ratio is to them. None for a single update, where the present ones are the old ones.
+        job: the run's constants.
+        state: what the step changes, except its step and metrics, which the caller updates.
+        engine: samples with the weights that it has.
+        chosen: the indices of the step's problems.
+        between_steps: seconds of logging and saving after the previous step; they count towards this one.
 
     Returns:
-        The loss, one mean over all samples.
-
-    Raises:
-        NumericalError: a log-prob or the loss is not finite on some rank; raised on every rank.
+        The step's metrics, and the reason of a skipped update.
     """
-    every = run.reference_kl is not None and run.reference_kl.where == "loss"
-    teaching = [i for i, sample in enumerate(samples) if every or sample.advantage != 0]
-    silent = [i for i, sample in enumerate(samples) if not (every or sample.advantage != 0)]
-    if not teaching:
-        # The gradient is 0, not missing: the optimizer still applies its momentum.
-        teaching, silent = silent, []
-    loss_sum = 0.0
-    for teaches, indices in ((True, teaching), (False, silent)):
-        groups = _micro_batches(samples, run, indices)
-        parts: list[Part] = []
-        for index, counts in distributed.dealt(len(groups)):
-            give_back_freed()
-            chosen = [samples[i] for i in groups[index]]
-            before = None if old is None else [old[i] for i in groups[index]]
-            with watch.phase("forward"), torch.set_grad_enabled(teaches):
-                loss, part = _together(_forward, model, chosen, run, len(samples), before, groups[index])
-            if teaches:
-                with watch.phase("backward"):
-                    (loss if counts else 0 * loss).backward()  # type: ignore[no-untyped-call]
-            if counts:
-                parts.append(part)
-        with watch.phase("backward"):
-            parts = distributed.in_turns(distributed.gathered(parts))
-        for part in parts:
-            record.add(part)
-            loss_sum += part.loss.item()
-    give_back_freed()
-    return loss_sum
+    run, settings, step = job.run, job.run.training, state.step
+    sync, together = engine.weight_sync, run.sampler.sharing
+    watch, begun = Stopwatch(), time.perf_counter()
+    seed_libraries(derive_seed("libraries", job.seed, step))
+    for group in state.optimizer.param_groups:
+        group["lr"] = settings.learning_rate * min(1.0, (step + 1) / (settings.warmup_steps + 1))
 
+    # Sample `group_size` responses to each problem.
+    thresholds = [state.thresholds.of(problem) for problem in chosen]
+    requests = step_requests([job.prompts[i] for i in chosen], thresholds, settings.group_size, job.seed, state.step)
+    with watch.phase("rollout"):
+        rollouts = engine.generate(distributed.share(requests, together), job.decoding, state.model)
+        with engine.in_time("the engine's sleep"):
+            engine.sampler.release()
 
-def _forward(
-    model: PreTrainedModel,
-    chosen: Sequence[Sample],
-    run: Run,
-    samples: int,
-    old: Sequence[TokenLogprobs] | None,
-    numbers: Sequence[int],
-) -> tuple[Tensor, Part]:
-    """A micro-batch's loss with gradient, its share of a mean over `samples` samples; and its record."""
-    (logprobs, expected_T, flips_TL), batch = forward_logprobs(model, chosen, run)
-    device = logprobs.logp_T.device
-    names = ("logp_infer_T", "log_kept_infer_T", "kept_vocab_infer_T")
-    recorded = (np.concatenate([getattr(s.rollout, name) for s in chosen]) for name in names)
-    logp_infer_T, log_kept_infer_T, kept_vocab_infer_T = (torch.from_numpy(array).to(device) for array in recorded)
-    advantage_T = torch.tensor([s.advantage for s in chosen], device=device)[batch.sequence_T]
-    before = None if old is None else TokenLogprobs.joined(old)
-    old_T = None
-    if before is not None and run.clip is not None and run.clip.ratio != "bypass":
-        old_T = before.in_set().to(device)
-    infer = (logp_infer_T, advantage_T, batch.sequence_T)
-    age_T = torch.tensor([s.age for s in chosen], device=device)[batch.sequence_T]
-    scored = surrogate(logprobs, *infer, len(chosen), samples, run.correction, run.clip, old_T, expected_T, age_T=age_T)
-    total, reference_T = scored.loss, None
-    if run.reference_kl is not None:
-        reference_T = torch.cat([cast(Tensor, s.logp_ref_T) for s in chosen]).to(device)
-        if run.reference_kl.where == "loss":
-            total = total + kl_loss(run.reference_kl, logprobs.logp_T, reference_T, logprobs.outside_T, samples)
-    loss = total.detach().double()
-    # A token outside the set has no term, so the loss alone would not show it.
-    if not logprobs.logp_full_T.isfinite().all():
-        raise NumericalError(f"the loss is {loss.item()}: the policy's log-probs are no longer finite")
-    check_loss(loss)
-    of_tokens = (logp_infer_T, log_kept_infer_T, kept_vocab_infer_T, batch.sequence_T, advantage_T, scored.clipped_T)
-    # The record is of r_corr, at the weights that sampled: the effect of earlier updates is not a mismatch.
-    numbers_N = torch.tensor(numbers)
-    return total, Part(loss, before or logprobs, *of_tokens, scored.weights, numbers_N, reference_T, flips_TL)
+    # Score each response, and take its advantage over the others.
+    with watch.phase("reward"):
+        posed = distributed.share([job.problems[i] for i in chosen for _ in range(settings.group_size)], together)
+        rollouts, rewards_B = of_all_ranks(rollouts, rewards(rollouts, posed, job.tokenizer), together)
+        rewards_PG = rewards_B.reshape(settings.prompts, settings.group_size)
+    advantages = advantages_of(run.estimator, torch.from_numpy(rewards_PG)).flatten().tolist()
+    age = min(step, run.disturbance.staleness)  # the first steps sample with the base policy
+    samples = [
+        Sample(rollout, advantage, request.threshold, request.seed, reward, age=age)
+        for rollout, advantage, request, reward in zip(rollouts, advantages, requests, rewards_B.tolist(), strict=True)
+    ]
 
-
-def _together(compute: Callable[..., Result], *arguments: Any) -> Result:
-    """`compute` of the arguments; raises any rank's NumericalError on all ranks, so that none waits."""
-    result, fault = None, None
+    # Log-probs, weights, loss, backward and optimizer steps. A NaN or Inf skips them.
+    fault, updated = None, None
     try:
-        result = compute(*arguments)
+        deal = derive_seed("deal", job.seed, step)
+        samples = with_reference(state.model, samples, rewards_PG, run, job.reference, watch, sync.delayed)
+        updated = update(state.model, state.optimizer, samples, run, deal, watch, sync.delayed, job.scorer)
     except NumericalError as error:
-        fault = error
-    if distributed.any_rank(fault is not None):
-        sentences = distributed.gathered(None if fault is None else str(fault))
-        raise NumericalError(next(sentence for sentence in sentences if sentence is not None)) from fault
-    return cast(Result, result)
+        fault = _skip(job, state, samples, error)
+
+    # Hand the new weights to the engine.
+    with watch.phase("weights"), engine.in_time("the hand-over of the weights"):
+        sync(state.model)
+
+    # Record the step.
+    with watch.phase("metrics"):
+        metrics = dict.fromkeys([*keys.METRICS, *(keys.ROUTING if run.sampler.says_routes else ())], math.nan) | {
+            keys.STEP: float(step),
+            keys.SKIPPED: float(fault is not None),
+            keys.LEARNING_RATE: state.optimizer.param_groups[0]["lr"],
+            keys.THRESHOLD: float(np.mean([sample.threshold for sample in samples[:: settings.group_size]])),
+            **reward_metrics(rewards_PG),
+            **response_metrics(rollouts),
+            **engine.sampler.metrics(),
+        }
+        if updated is not None:
+            mean_loss, norm, table = updated
+            metrics |= {keys.LOSS: mean_loss, keys.GRADIENT_NORM: norm, **table.metrics(run.correction)}
+            if distributed.is_first() and (step % settings.keep_tokens_every == 0 or not state.tokens.checksums):
+                state.tokens.keep(step, table.arrays(step))
+    seconds = watch.read()
+    seconds["metrics"] += between_steps
+    elapsed = time.perf_counter() - begun + between_steps
+    metrics |= {keys.in_group(keys.TIME, phase): spent for phase, spent in seconds.items()}
+    metrics[keys.STEP_SECONDS] = elapsed
+    metrics[keys.TOKENS_PER_SECOND] = sum(len(r.tokens) for r in rollouts) / elapsed
+    # All ranks take the first one's numbers, times included, and so decide the same.
+    metrics = distributed.gathered(metrics)[0]
+    if updated is not None:
+        state.thresholds.observe(chosen, rewards_PG.mean(axis=1).tolist(), metrics[keys.LOST_MASS])
+    return metrics, fault
 
 
 def update(
@@ -232,9 +146,10 @@ def update(
     run: Run,
     seed: int,
     watch: Stopwatch,
-    delayed: Sequence[tuple[str, Tensor]] | None = None,
-) -> tuple[float, float, StepRecord]:
-    """All updates on the rollouts of one step.
+    delayed: NamedWeights | None = None,
+    scorer: Scorer | None = None,
+) -> tuple[float, float, TokenTable]:
+    """The optimizer steps of one step of the run, each on a minibatch of its samples.
 
     Args:
         model: the policy, changed in place.
@@ -244,40 +159,37 @@ def update(
         seed: of the rollouts' order in the minibatches.
         watch: gets the seconds of the phases.
         delayed: named weights of an earlier step, at which the gradient is taken; None for the policy's own.
+        scorer: of the run; None: made from its settings.
 
     Returns:
-        The mean loss and the mean gradient norm (before clipping) over the updates, and the step's record.
+        The mean loss and the mean gradient norm (before clipping) over the updates, and the step's tokens.
 
     Raises:
         NumericalError: a log-prob, a loss or a norm is not finite; earlier updates stay in effect.
     """
-    record, losses, norms = StepRecord(), [], []
+    scorer = scorer or make_scorer(run)
     count = run.training.minibatches
     order = np.random.default_rng(seed).permutation(len(samples)) if count > 1 else np.arange(len(samples))
-    old = None
+    old: list[TokenLogprobs] | None = None
     if count > 1 or run.correction.judges_batch:
+        # The mismatch, and some clips and rules, are of the weights that sampled.
         with watch.phase("forward"), computing_at(model, run, delayed), tensor_floats(run.sampler):
-            old = old_logprobs(model, samples, run)
-    for part in np.array_split(order, count):
-        chosen = [samples[i] for i in part]
-        before = None if old is None else [old[i] for i in part]
-        done = len(record.parts)
-        judged = run
-        if before is not None and run.correction.judges_batch:
-            judged = run.model_copy(update={"correction": of_update(run.correction, chosen, before)})
+            old = score_all(model, samples, scorer)
+    losses, norms, tables = [], [], []
+    for minibatch in np.array_split(order, count):
+        chosen, judging = minibatch.tolist(), scorer
+        if old is not None and run.correction.judges_batch:
+            limits = of_update(run.correction, [samples[i] for i in chosen], [old[i] for i in chosen])
+            judging = replace(scorer, run=run.model_copy(update={"correction": limits}))
         with computing_at(model, run, delayed), tensor_floats(run.sampler):
-            losses.append(accumulate_gradients(model, chosen, judged, watch, record, before))
-        # Numbers within this update become numbers within the step.
-        record.parts[done:] = [replace(p, number_N=torch.from_numpy(part)[p.number_N]) for p in record.parts[done:]]
-        if run.training.loss_mean == "kept":
-            losses[-1] *= average_over_kept(model, record.of("weights.used_N", since=done))
-        if run.correction.normalise:
-            losses[-1] *= scale_gradient(
-                model, 1 / normaliser(run.correction, record.of("weights.ratio_X", since=done))
-            )
+            loss_sum, table = accumulate_gradients(model, samples, judging, watch, old, chosen)
+        if (factor := rescaling(run, table)) != 1:
+            scale_gradient(model, factor)
+        losses.append(loss_sum * factor)
+        tables.append(table)
         with watch.phase("optimizer"):
             norms.append(optimizer_step(model, optimizer, run.training.max_grad_norm))
-    return float(np.mean(losses)), float(np.mean(norms)), record
+    return float(np.mean(losses)), float(np.mean(norms)), TokenTable.joined(tables)
 
 
 def of_update(correction: Correction, samples: Sequence[Sample], old: Sequence[TokenLogprobs]) -> Correction:
@@ -287,29 +199,129 @@ def of_update(correction: Correction, samples: Sequence[Sample], old: Sequence[T
     """
     before = TokenLogprobs.joined(old)
     inside_T = ~before.outside_T.cpu()
-    infer_T = torch.from_numpy(np.concatenate([sample.rollout.logp_infer_T for sample in samples]))[inside_T]
-    delta_T = before.in_set().cpu()[inside_T] - infer_T
-    return resolved(correction, delta_T, torch.zeros_like(delta_T), infer_T)
+    logp_sampler_T = torch.from_numpy(np.concatenate([sample.rollout.logp_sampler_T for sample in samples]))[inside_T]
+    delta_T = before.in_set().cpu()[inside_T] - logp_sampler_T
+    return resolved(correction, delta_T, torch.zeros_like(delta_T), logp_sampler_T)
 
 
-def computing_at(
-    model: PreTrainedModel, run: Run, delayed: Sequence[tuple[str, Tensor]] | None
-) -> AbstractContextManager[None]:
-    """The model computes with the weights at which the arm takes its gradient: delayed, rounded, or its own.
+def accumulate_gradients(
+    model: PreTrainedModel,
+    samples: Sequence[Sample],
+    scorer: Scorer,
+    watch: Stopwatch,
+    old: Sequence[TokenLogprobs] | None = None,
+    chosen: Sequence[int] | None = None,
+) -> tuple[float, TokenTable]:
+    """Forward and backward over the micro-batches of one update; gradients add up in the model.
 
-    Delayed weights are those that the engine was handed: already as coarse as the disturbance makes them.
+    The micro-batches are dealt to the ranks. Each adds its share of the loss, which is divided by all samples of the
+    update, and the ranks' gradients are summed. Samples with advantage 0 (under RLOO and GRPO every group that is all
+    right or all wrong) add nothing to the gradient, but for a KL in the loss: they come last, scored for the table
+    only.
+
+    Args:
+        model: the policy.
+        samples: the rollouts of the step.
+        scorer: the arm's, with its settings.
+        watch: gets the seconds of the phases forward and backward.
+        old: the trainer's log-probs of each sample's tokens before the first update on these rollouts, for the table
+            and for a clip whose ratio is to them. None for a single update, where the present ones are the old ones.
+        chosen: indices of this update's samples; None: all.
+
+    Returns:
+        The loss, one mean over the update's samples, and the tokens of all ranks.
+
+    Raises:
+        NumericalError: a log-prob or the loss is not finite on some rank; raised on every rank.
     """
-    coarse = run.disturbance.weights if run.disturbance.side == "both" else None
-    if delayed is None and coarse is None and not run.sampler.few_bit_trainer:
-        return nullcontext()
-    weights = round_weights(named_weights(model), coarse) if delayed is None else delayed
-    quantized = projections(model) if run.sampler.few_bit_trainer else frozenset()
-    return computing_with(model, rounded_weights(weights, quantized, run.sampler.formats))
+    run = scorer.run
+    chosen = range(len(samples)) if chosen is None else chosen
+    every = run.reference_kl is not None and run.reference_kl.where == "loss"
+    teaching = [i for i in chosen if every or samples[i].advantage != 0]
+    silent = [i for i in chosen if not (every or samples[i].advantage != 0)]
+    if not teaching:
+        # The gradient is 0, not missing: the optimizer still applies its momentum.
+        teaching, silent = silent, []
+    tables: list[TokenTable] = []
+    for teaches, indices in ((True, teaching), (False, silent)):
+        groups = in_micro_batches(samples, indices, run.training.token_budget)
+        own_tables: list[TokenTable] = []
+        for index, counts in distributed.dealt(len(groups)):
+            give_back_freed()
+            numbers = groups[index]
+            group = [samples[i] for i in numbers]
+            old_logprobs = None if old is None else TokenLogprobs.joined([old[i] for i in numbers])
+            with watch.phase("forward"), torch.set_grad_enabled(teaches), distributed.raised_together():
+                scored = scorer(model, group)
+                inputs = loss_inputs(group, scored, old_logprobs, len(chosen), run)
+                outputs = loss(inputs, correction=run.correction, clip=run.clip, reference_kl=run.reference_kl)
+                check_scored(scored, outputs)
+            if teaches:
+                with watch.phase("backward"):
+                    (outputs.loss if counts else 0 * outputs.loss).backward()  # type: ignore[no-untyped-call]
+            if counts:
+                own_tables.append(TokenTable.of(group, numbers, scored, outputs, old_logprobs))
+        with watch.phase("backward"):
+            tables += distributed.in_turns(distributed.gathered(own_tables))
+    give_back_freed()
+    loss_sum = 0.0
+    for table in tables:
+        loss_sum += table.loss_M.item()
+    return loss_sum, TokenTable.joined(tables)
 
 
-def _micro_batches(samples: Sequence[Sample], run: Run, indices: Sequence[int]) -> list[list[int]]:
-    rollouts = [samples[i].rollout for i in indices]
-    lengths = [len(rollout.tokens) for rollout in rollouts]
-    prompts, marks = [rollout.prompt_tokens for rollout in rollouts], list(map(prompt_mark, rollouts))
-    groups = micro_batches(prompts, lengths, run.training.token_budget, marks)
-    return [[indices[i] for i in group] for group in groups]
+def loss_inputs(
+    samples: Sequence[Sample], scored: Scored, old_logprobs: TokenLogprobs | None, denominator: int, run: Run
+) -> LossInputs:
+    """What the loss needs of a micro-batch, of both sides; `denominator` is the number of the update's samples."""
+    device, sequence_T = scored.logprobs.logp_T.device, scored.batch.sequence_T
+    logp_old_T, logp_reference_T = None, None
+    if old_logprobs is not None and run.clip is not None and run.clip.ratio != "bypass":
+        logp_old_T = old_logprobs.in_set().to(device)
+    if run.reference_kl is not None:
+        reference = [sample.logp_reference_T for sample in samples if sample.logp_reference_T is not None]
+        logp_reference_T = torch.cat(reference).to(device)
+    return LossInputs(
+        trainer=scored.logprobs,
+        logp_sampler_T=sampler_column(samples, "logp_sampler_T", device),
+        advantage_T=torch.tensor([sample.advantage for sample in samples], device=device)[sequence_T],
+        sequence_T=sequence_T,
+        sequences=len(samples),
+        denominator=denominator,
+        logp_old_T=logp_old_T,
+        expected_T=scored.expected_T,
+        logp_reference_T=logp_reference_T,
+        age_T=torch.tensor([sample.age for sample in samples], device=device)[sequence_T],
+    )
+
+
+def check_scored(scored: Scored, outputs: LossOutputs) -> None:
+    """Raises NumericalError for a log-prob that is not finite: outside the set it has no term in the loss."""
+    if not scored.logprobs.logp_full_T.isfinite().all():
+        raise NumericalError(f"the loss is {outputs.loss.item()}: the policy's log-probs are no longer finite")
+
+
+def rescaling(run: Run, table: TokenTable) -> float:
+    """The factor of an update's gradient and loss that is known only when all its tokens are weighed; mostly 1.
+
+    `loss_mean: kept` turns the mean over all responses into one over those with a weight, and `normalise` divides by
+    the mean weight.
+    """
+    factor = 1.0
+    if run.training.loss_mean == "kept":
+        kept_responses = int((table.weights.used_N > 0).sum())
+        factor = table.responses / kept_responses if kept_responses else 1.0
+    return factor / normaliser(run.correction, table.weights.ratio_X)
+
+
+def _skip(job: Job, state: RunState, samples: Sequence[Sample], error: NumericalError) -> str:
+    """Drop the gradient and keep the batch; prints and returns the reason."""
+    give_up_forward(state.model)
+    state.optimizer.zero_grad(set_to_none=True)
+    file = job.out / "skipped" / f"step-{state.step:08d}.npz"
+    where = f"arm {job.run.arm}, seed {job.seed}, step {state.step}"
+    sentence = f"{where}: the update is skipped, for {error}; its batch is in {file}"
+    if distributed.is_first():
+        write_batch(samples, file)
+        say(sentence)
+    return sentence

@@ -18,7 +18,7 @@ import numpy as np
 import yaml
 
 from tailrl.curves.history import History, flat_row, read_history
-from tailrl.curves.names import is_learning_rate, known_metric, step_names
+from tailrl.curves.names import KNOWN
 from tailrl.diagnosis.log import Log
 from tailrl.diagnosis.parts import part_of
 from tailrl.diagnosis.readers import step_in_name
@@ -188,7 +188,7 @@ class Folder:
 
     def _metrics(self, file: Path, known: Followed, row: Mapping[str, Any]) -> Iterator[Item]:
         flat = dict(flat_row(row))
-        named = [flat[name] for name in step_names() if name in flat]
+        named = [flat[name] for name in KNOWN.steps if name in flat]
         step = named[0] if named else known.last_step + 1
         if not math.isfinite(step):
             return
@@ -265,7 +265,7 @@ def _kind(row: Mapping[str, Any]) -> str:
             return "tokens" if any("logp" in name.lower() for name in row) else "other"
         return "tokens"
     flat = dict(flat_row(row))
-    known = any(name in flat for name in step_names()) or bool(step_numbers(flat))
+    known = any(name in flat for name in KNOWN.steps) or bool(step_numbers(flat))
     return "metrics" if known else "other"
 
 
@@ -284,7 +284,7 @@ OF_THE_SPREAD = ("pearson", "abs_prob_std")
 def not_finite(flat: Mapping[str, float]) -> str:
     """A metric of the mismatch that is NaN or infinite, by its name and value; "" where there is none."""
     for name, value in flat.items():
-        metric = None if math.isfinite(value) else known_metric(name)
+        metric = None if math.isfinite(value) else KNOWN.metric(name)
         if metric and metric.of not in OF_THE_SPREAD:
             return f"{name} is {value}"
     return ""
@@ -296,10 +296,10 @@ def step_numbers(flat: Mapping[str, float]) -> dict[str, float]:
     for name, value in flat.items():
         if not math.isfinite(value):
             continue
-        if is_learning_rate(name):
+        if KNOWN.is_learning_rate(name):
             found.setdefault("learning_rate", value)
             continue
-        metric = known_metric(name)
+        metric = KNOWN.metric(name)
         if metric and (field_name := names()["quantities"].get(metric.of)):
             found.setdefault(field_name, value)
             continue

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tailrl.analysis.format import short
+from tailrl.page_parts.number_text import short
 from tailrl.runtime.errors import StudyError, say
 from tailrl.watch.alarms import MOST_STEPS, Alarm, Alarms, Step, numbers_of
 from tailrl.watch.files import Folder, Item, Metrics, Tokens

@@ -12,8 +12,9 @@ from trl_fixture import LONGEST, TEMPERATURE, batch_of, make_trainer
 
 from tailrl.integrations.trl import Correction
 from tailrl.runtime.errors import StudyError
+from tailrl.training.scorer import make_scorer
 from tailrl.training.step import accumulate_gradients
-from tailrl.training.step_record import StepRecord, Stopwatch
+from tailrl.training.stopwatch import Stopwatch
 
 LAYERS = ["q_proj", "v_proj", "down_proj"]
 RANK, ALPHA = 4, 8
@@ -58,8 +59,7 @@ def test_gradients_are_those_of_the_merged_weights(
         weight.data += scale * factors[1].detach() @ factors[0].detach()
     rollouts, advantages = make_rollouts()
     run = run_of({"vocabulary": DVP, "correction": correction.model_dump()}, temperature=TEMPERATURE)
-    record = StepRecord()
-    accumulate_gradients(merged, samples_of(rollouts, advantages, run), run, Stopwatch(), record)
+    accumulate_gradients(merged, samples_of(rollouts, advantages, run), make_scorer(run), Stopwatch())
     batch = batch_of(rollouts, advantages)
     if kind == "rloo":
         batch["old_logps"] = trainer.score_batch(batch).masked_fill(batch["completion_mask"] == 0, 0.0).sum(1)

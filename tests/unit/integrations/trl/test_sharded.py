@@ -21,8 +21,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast, training_args
 from trl_fixture import TEMPERATURE, batch_of, make_trainer
 
 from tailrl.integrations.trl import Correction, with_doctor
+from tailrl.training.scorer import make_scorer
 from tailrl.training.step import accumulate_gradients
-from tailrl.training.step_record import StepRecord, Stopwatch
+from tailrl.training.stopwatch import Stopwatch
 
 pytestmark = pytest.mark.slow
 
@@ -178,8 +179,7 @@ def test_a_step_is_the_studys(
     assert {"model.embed_tokens.weight", "lm_head.weight"} <= ranks[0]["weights"].keys()
     rollouts, advantages = make_rollouts(RESPONSES)
     run = run_of({"vocabulary": DVP, "correction": MIS}, temperature=TEMPERATURE)
-    record = StepRecord()
-    accumulate_gradients(model, samples_of(rollouts, advantages, run), run, Stopwatch(), record)
+    _, record = accumulate_gradients(model, samples_of(rollouts, advantages, run), make_scorer(run), Stopwatch())
     metrics = record.metrics()
     scale = RESPONSES / sum(len(one.tokens) for one in rollouts) if kind == "grpo" else 1.0
     assert ranks[0]["model"] == WAYS[way]
@@ -227,7 +227,7 @@ def test_a_step_of_lora(
     ranks = on_ranks(RANKS, tmp_path, take_step, "grpo", untied, tokenizer, tmp_path, environment, settings)
     rollouts, advantages = make_rollouts(RESPONSES)
     run = run_of({"vocabulary": DVP, "correction": MIS}, temperature=TEMPERATURE)
-    accumulate_gradients(model, samples_of(rollouts, advantages, run), run, Stopwatch(), StepRecord())
+    accumulate_gradients(model, samples_of(rollouts, advantages, run), make_scorer(run), Stopwatch())
     scale = RESPONSES / sum(len(one.tokens) for one in rollouts)
     for rank in ranks:
         moved = {name: weight for name, weight in rank["weights"].items() if "lora_B" in name}

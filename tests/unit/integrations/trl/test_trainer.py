@@ -17,8 +17,9 @@ from tailrl.integrations.trl import Correction
 from tailrl.model.policy import named_weights
 from tailrl.objective.safe_set import token_logprobs
 from tailrl.rollout.types import Rollout
-from tailrl.training.step import accumulate_gradients, old_logprobs
-from tailrl.training.step_record import StepRecord, Stopwatch
+from tailrl.training.scorer import make_scorer, score_all
+from tailrl.training.step import accumulate_gradients
+from tailrl.training.stopwatch import Stopwatch
 
 CORRECTIONS: dict[str, dict[str, Any]] = {
     "none": {},
@@ -56,10 +57,9 @@ def test_gradients_are_those_of_the_study(
     """Prompts and responses of many lengths, 4 tokens outside the set in 3 of 7 responses."""
     rollouts, advantages = make_rollouts()
     run = run_of({"vocabulary": DVP, "correction": CORRECTIONS[correction]}, temperature=TEMPERATURE)
-    record = StepRecord()
-    accumulate_gradients(exact, samples_of(rollouts, advantages, run), run, Stopwatch(), record)
+    _, record = accumulate_gradients(exact, samples_of(rollouts, advantages, run), make_scorer(run), Stopwatch())
     metrics = record.metrics()
-    kept = record.of("weights.used_N")
+    kept = record.weights.used_N
     # Something is kept and something dropped: by the threshold of MIS too, not only for its outside tokens.
     assert metrics["dvp/sampled_outside_train_support_count"] == 4
     assert {"none": 7, "mis": 3, "veto": 4}[correction] == (kept > 0).sum()
@@ -138,14 +138,12 @@ def test_several_updates_on_the_same_rollouts(
     trainer = make_trainer("grpo", policy_folder, tokenizer, tmp_path, run.correction, torch.float64, loss_type="dapo")
     batch = batch_of(rollouts, advantages)
     batch |= old_batch(trainer, batch)
-    old = old_logprobs(exact, samples, run)
+    old = score_all(exact, samples, make_scorer(run))
     move(exact, trainer.model)
-    left_T, right_T = (
-        torch.cat([own.outside_T for own in logprobs]) for logprobs in (old, old_logprobs(exact, samples, run))
-    )
-    record = StepRecord()
-    accumulate_gradients(exact, samples, run, Stopwatch(), record, old)
-    assert (left_T & ~right_T).any() and (right_T & ~left_T).any() and record.of("clipped_T").any()
+    new = score_all(exact, samples, make_scorer(run))
+    left_T, right_T = (torch.cat([own.outside_T for own in logprobs]) for logprobs in (old, new))
+    _, record = accumulate_gradients(exact, samples, make_scorer(run), Stopwatch(), old)
+    assert (left_T & ~right_T).any() and (right_T & ~left_T).any() and record.clipped_T.any()
     loss = trainer._compute_loss(trainer.model, batch)
     assert loss.isfinite()
     (batch["num_items_in_batch"] / len(rollouts) * loss).backward()

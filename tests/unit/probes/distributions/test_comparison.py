@@ -19,10 +19,10 @@ LOG_RHOS = (-13.0, -3.0)
 def random_logits(sigma: float, seed: int = 0, scale: float = 4.0) -> tuple[Tensor, Tensor, Tensor]:
     """Logits of P states, the same with iid noise, and tokens drawn from the latter."""
     rng = np.random.default_rng(seed)
-    train_PV = torch.tensor(rng.normal(0, scale, (P, V)), dtype=torch.float32)
-    infer_PV = train_PV + torch.tensor(rng.normal(0, sigma, (P, V)), dtype=torch.float32)
-    tokens_P = torch.distributions.Categorical(logits=infer_PV).sample()
-    return train_PV, infer_PV, tokens_P
+    trainer_PV = torch.tensor(rng.normal(0, scale, (P, V)), dtype=torch.float32)
+    sampler_PV = trainer_PV + torch.tensor(rng.normal(0, sigma, (P, V)), dtype=torch.float32)
+    tokens_P = torch.distributions.Categorical(logits=sampler_PV).sample()
+    return trainer_PV, sampler_PV, tokens_P
 
 
 def kl(p: list[float], q: list[float]) -> float:
@@ -31,10 +31,10 @@ def kl(p: list[float], q: list[float]) -> float:
 
 @pytest.mark.parametrize("sigma", [0.01, 0.5, 3.0])
 def test_every_field_is_that_of_plain_loops(sigma: float) -> None:
-    train_PV, infer_PV, tokens_P = random_logits(sigma)
-    found = compare(train_PV, infer_PV, tokens_P, LOG_RHOS)
+    trainer_PV, sampler_PV, tokens_P = random_logits(sigma)
+    found = compare(trainer_PV, sampler_PV, tokens_P, LOG_RHOS)
     for i in range(P):
-        p, q, token = softmax(train_PV[i].tolist()), softmax(infer_PV[i].tolist()), int(tokens_P[i])
+        p, q, token = softmax(trainer_PV[i].tolist()), softmax(sampler_PV[i].tolist()), int(tokens_P[i])
         delta = [math.log(a / b) for a, b in zip(p, q, strict=True)]
         half_range = (max(delta) - min(delta)) / 2
         expected = {
@@ -92,9 +92,11 @@ def test_the_prediction_to_second_order_is_what_iid_noise_gives() -> None:
     """One state met under many noises, its tokens by their probability: within four standard errors, bin by bin."""
     rng = np.random.default_rng(1)
     states, tokens, sigma = 20_000, 30, 0.1
-    train_V = torch.tensor(rng.normal(0, 2.5, tokens))
+    trainer_V = torch.tensor(rng.normal(0, 2.5, tokens))
     noise_PV = torch.tensor(rng.normal(0, sigma, (states, tokens)))
-    found = compare(train_V.expand(states, tokens), train_V + noise_PV, torch.zeros(states, dtype=torch.int64), [-3.0])
+    found = compare(
+        trainer_V.expand(states, tokens), trainer_V + noise_PV, torch.zeros(states, dtype=torch.int64), [-3.0]
+    )
     filled = found.mass_PB.mean(axis=0) > 0.02
     assert filled.sum() >= 4
     difference_PB = (found.signed_PB - found.second_PB)[:, filled]
@@ -106,8 +108,8 @@ def test_the_prediction_to_second_order_is_what_iid_noise_gives() -> None:
 
 
 def test_equal_logits_give_exact_zeros() -> None:
-    train_PV, _, tokens_P = random_logits(0.0)
-    found = compare(train_PV, train_PV.clone(), tokens_P, LOG_RHOS)
+    trainer_PV, _, tokens_P = random_logits(0.0)
+    found = compare(trainer_PV, trainer_PV.clone(), tokens_P, LOG_RHOS)
     names = ("tv", "kl_train_infer", "kl_infer_train", "delta_max", "half_range", "flip")
     zeros = [getattr(found, f"{name}_P") for name in names] + [
         found.size_PB,
@@ -130,62 +132,62 @@ def test_masked_k3_of_sets_that_hold_every_token_is_the_divergence() -> None:
 
 def test_masked_k3_of_one_token_that_both_sets_hold() -> None:
     """The engine keeps the first two of three tokens, q' = (2/3, 1/3); the trainer the first alone: r = 3/2 there."""
-    train_PV, infer_PV = torch.tensor([[0.9, 0.05, 0.05]]).log(), torch.tensor([[0.6, 0.3, 0.1]]).log()
-    found = compare(train_PV, infer_PV, torch.tensor([0]), [math.log(0.4)])
+    trainer_PV, sampler_PV = torch.tensor([[0.9, 0.05, 0.05]]).log(), torch.tensor([[0.6, 0.3, 0.1]]).log()
+    found = compare(trainer_PV, sampler_PV, torch.tensor([0]), [math.log(0.4)])
     assert (found.kept_train_PS[0, 0], found.kept_infer_PS[0, 0]) == (1, 2)
     assert found.k3_PS[0, 0] == pytest.approx(2 / 3 * (0.5 - math.log(1.5)))
 
 
 def test_a_shift_of_the_logits_is_no_difference() -> None:
-    train_PV, _, tokens_P = random_logits(0.0)
-    found = compare(train_PV.double(), train_PV.double() + 100, tokens_P, LOG_RHOS)
+    trainer_PV, _, tokens_P = random_logits(0.0)
+    found = compare(trainer_PV.double(), trainer_PV.double() + 100, tokens_P, LOG_RHOS)
     assert max(found.tv_P.max(), found.delta_max_P.max(), found.kl_train_infer_P.max()) < 1e-12
 
 
 @pytest.mark.parametrize("eta", [1e-8, 0.1, 0.9])
 def test_a_floor_in_closed_form(eta: float) -> None:
     """q = (1 − η) p + η/V differs from p by η (1/V − p): the total variation is η times that of p and a flat one."""
-    train_PV, *_ = random_logits(0.0, scale=2.0)
+    trainer_PV, *_ = random_logits(0.0, scale=2.0)
     tokens_P = torch.zeros(P, dtype=torch.int64)
-    probs = [softmax(row) for row in train_PV.tolist()]
-    infer_PV = torch.tensor([[math.log((1 - eta) * p + eta / V) for p in row] for row in probs], dtype=torch.float64)
-    found = compare(train_PV, infer_PV, tokens_P, LOG_RHOS)
+    probs = [softmax(row) for row in trainer_PV.tolist()]
+    sampler_PV = torch.tensor([[math.log((1 - eta) * p + eta / V) for p in row] for row in probs], dtype=torch.float64)
+    found = compare(trainer_PV, sampler_PV, tokens_P, LOG_RHOS)
     flat = [math.fsum(abs(p - 1 / V) for p in row) / 2 for row in probs]
     assert found.tv_P == pytest.approx(eta * np.array(flat), rel=1e-6)
     assert not found.flip_P.any()
 
 
 def test_two_swapped_logits_flip_and_move_their_difference() -> None:
-    train_PV, *_ = random_logits(0.0)
-    first_P2 = train_PV.topk(2).indices
-    infer_PV = train_PV.scatter(1, first_P2, train_PV.gather(1, first_P2.flip(1)))
-    found = compare(train_PV, infer_PV, first_P2[:, 0], LOG_RHOS)
-    gap_P = train_PV.double().softmax(-1).gather(1, first_P2).diff(dim=1)[:, 0].neg().numpy()
+    trainer_PV, *_ = random_logits(0.0)
+    first_P2 = trainer_PV.topk(2).indices
+    sampler_PV = trainer_PV.scatter(1, first_P2, trainer_PV.gather(1, first_P2.flip(1)))
+    found = compare(trainer_PV, sampler_PV, first_P2[:, 0], LOG_RHOS)
+    gap_P = trainer_PV.double().softmax(-1).gather(1, first_P2).diff(dim=1)[:, 0].neg().numpy()
     assert found.flip_P.all()
     assert found.tv_P == pytest.approx(gap_P, rel=1e-9)
     assert found.entropy_train_P == pytest.approx(found.entropy_infer_P, rel=1e-12)
-    second_safe_PS = train_PV.gather(1, first_P2).diff(dim=1).numpy() >= np.array(LOG_RHOS)
+    second_safe_PS = trainer_PV.gather(1, first_P2).diff(dim=1).numpy() >= np.array(LOG_RHOS)
     assert (found.kept_train_PS == found.kept_infer_PS).all()
     assert (found.kept_train_PS - found.kept_both_PS == ~second_safe_PS).all()
     assert 0 < second_safe_PS.sum() < second_safe_PS.size
 
 
 def test_of_equal_logits_the_first_is_chosen() -> None:
-    train_PV, tied_PV = torch.tensor([[0.0, 1.0, 0.5], [1.0, 0.0, 0.5]]), torch.tensor([[1.0, 1.0, 0.5]]).repeat(2, 1)
-    assert compare(train_PV, tied_PV, torch.tensor([1, 1]), LOG_RHOS).flip_P.tolist() == [True, False]
+    trainer_PV, tied_PV = torch.tensor([[0.0, 1.0, 0.5], [1.0, 0.0, 0.5]]), torch.tensor([[1.0, 1.0, 0.5]]).repeat(2, 1)
+    assert compare(trainer_PV, tied_PV, torch.tensor([1, 1]), LOG_RHOS).flip_P.tolist() == [True, False]
 
 
 def test_divergences_of_engines_that_nearly_agree_are_not_rounding() -> None:
     """At noise of 1e-7 nats, half the variance of Δ under p is KL to a relative 1e-6; p ln(p/q) would be noise."""
     rng = np.random.default_rng(1)
-    train_PV = torch.tensor(rng.normal(0, 3, (P, V)))
-    infer_PV = train_PV + torch.tensor(rng.normal(0, 1e-7, (P, V)))
-    found = compare(train_PV, infer_PV, torch.zeros(P, dtype=torch.int64), LOG_RHOS)
-    p_PV, shift_PV = train_PV.softmax(-1), infer_PV - train_PV
+    trainer_PV = torch.tensor(rng.normal(0, 3, (P, V)))
+    sampler_PV = trainer_PV + torch.tensor(rng.normal(0, 1e-7, (P, V)))
+    found = compare(trainer_PV, sampler_PV, torch.zeros(P, dtype=torch.int64), LOG_RHOS)
+    p_PV, shift_PV = trainer_PV.softmax(-1), sampler_PV - trainer_PV
     variance_P = (p_PV * shift_PV.square()).sum(-1) - (p_PV * shift_PV).sum(-1).square()
     for name in ("kl_train_infer_P", "kl_infer_train_P"):
         assert getattr(found, name) == pytest.approx((variance_P / 2).numpy(), rel=1e-5)
-    safe_PV = train_PV >= train_PV.amax(-1, keepdim=True) + LOG_RHOS[1]
+    safe_PV = trainer_PV >= trainer_PV.amax(-1, keepdim=True) + LOG_RHOS[1]
     own_PV = p_PV * safe_PV / (p_PV * safe_PV).sum(-1, keepdim=True)
     variance_P = (own_PV * shift_PV.square()).sum(-1) - (own_PV * shift_PV).sum(-1).square()
     assert (found.kept_both_PS[:, 1] == safe_PV.sum(-1).numpy()).all()
@@ -194,9 +196,9 @@ def test_divergences_of_engines_that_nearly_agree_are_not_rounding() -> None:
 
 def test_probabilities_of_zero_are_no_trouble() -> None:
     """A floor lifts a token from e⁻⁹⁰⁰, which float64 has no number for, to 0.05."""
-    train_PV = torch.tensor([[0.0, -900.0]], dtype=torch.float64)
-    infer_PV = torch.tensor([[0.95, 0.05]], dtype=torch.float64).log()
-    found = compare(train_PV, infer_PV, torch.tensor([1]), LOG_RHOS)
+    trainer_PV = torch.tensor([[0.0, -900.0]], dtype=torch.float64)
+    sampler_PV = torch.tensor([[0.95, 0.05]], dtype=torch.float64).log()
+    found = compare(trainer_PV, sampler_PV, torch.tensor([1]), LOG_RHOS)
     assert found.tv_P[0] == pytest.approx(0.05)
     assert found.kl_train_infer_P[0] == pytest.approx(-math.log(0.95))
     assert found.kl_infer_train_P[0] == pytest.approx(0.95 * math.log(0.95) + 0.05 * (math.log(0.05) + 900))
@@ -215,9 +217,11 @@ def test_delta_weighted_with_the_engine_is_what_total_variation_says() -> None:
 
 
 def test_states_one_after_another() -> None:
-    train_PV, infer_PV, tokens_P = random_logits(0.3)
-    whole = compare(train_PV, infer_PV, tokens_P, LOG_RHOS)
-    parts = [compare(train_PV[s], infer_PV[s], tokens_P[s], LOG_RHOS) for s in (slice(0, 9), slice(9, 9), slice(9, P))]
+    trainer_PV, sampler_PV, tokens_P = random_logits(0.3)
+    whole = compare(trainer_PV, sampler_PV, tokens_P, LOG_RHOS)
+    parts = [
+        compare(trainer_PV[s], sampler_PV[s], tokens_P[s], LOG_RHOS) for s in (slice(0, 9), slice(9, 9), slice(9, P))
+    ]
     joined = Positions.joined(parts)
     for field in fields(Positions):
         np.testing.assert_array_equal(getattr(joined, field.name), getattr(whole, field.name))

@@ -126,9 +126,9 @@ def test_the_trainer_computes_in_trainings_number_format(
     half = settings({"disturbance": disturbance}).model_copy(update={"dtype": "bfloat16"})
     apart = measured(half, policy_folder, problems_file)
     assert handed == {torch.float32} and usual["tv_P"].max() < 1e-5 < apart["tv_P"].mean() < 0.05
-    (model, requests, rollouts, _), (train_PV, _) = seen[-1]
+    (model, requests, rollouts, _), (trainer_PV, _) = seen[-1]
     assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
-    logits_PV = 0.7 * train_PV
+    logits_PV = 0.7 * trainer_PV
     assert ((logits_PV.bfloat16() - logits_PV).abs() > 1e-5).float().mean() > 0.5, "the head's product is not rounded"
     library = AutoModelForCausalLM.from_pretrained(policy_folder, dtype=torch.float32)
     rounded = dict(round_weights(library.state_dict().items(), disturbance.get("weights")))
@@ -141,9 +141,9 @@ def test_the_trainer_computes_in_trainings_number_format(
         with torch.no_grad():
             own_TV = library(input_ids=whole).logits[0, len(rollout.prompt_tokens) - 1 :]
         for position in measure.kept_positions(request, rollout, half.every):
-            torch.testing.assert_close(train_PV[row], own_TV[position].float() / 0.7, atol=0.03, rtol=0.03)
+            torch.testing.assert_close(trainer_PV[row], own_TV[position].float() / 0.7, atol=0.03, rtol=0.03)
             row += 1
-    assert row == len(train_PV)
+    assert row == len(trainer_PV)
 
 
 @pytest.mark.parametrize(
@@ -246,8 +246,8 @@ def test_an_engine_that_gives_no_logits_is_refused(
     generate = PlainSampler.generate
 
     def other(self: PlainSampler, requests: Sequence[Request], decoding: Decoding) -> list[Rollout]:
-        kept = [(r, r.logits_infer_KV if factor else ()) for r in generate(self, requests, decoding)]
-        return [replace(r, logits_infer_KV=tuple(logits_V * factor for logits_V in own)) for r, own in kept]
+        kept = [(r, r.logits_sampler_KV if factor else ()) for r in generate(self, requests, decoding)]
+        return [replace(r, logits_sampler_KV=tuple(logits_V * factor for logits_V in own)) for r, own in kept]
 
     monkeypatch.setattr(PlainSampler, "generate", other)
     with pytest.raises(StudyError, match=words):

@@ -45,7 +45,7 @@ def tiny(prompts: int, length: int) -> tuple[SequenceModel, torch.Tensor]:
 
 
 def step_gradients(
-    model: SequenceModel, infer_SV: torch.Tensor, arm: Arm, prompts: int, group: int
+    model: SequenceModel, sampler_SV: torch.Tensor, arm: Arm, prompts: int, group: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Probability and −gradient of the loss of every step, each through the loss as training calls it.
 
@@ -53,10 +53,10 @@ def step_gradients(
     """
     count, length = len(model.tokens_NT), model.tokens_NT.shape[1]
     threshold, vocabulary = arm.vocabulary.threshold(3), arm.vocabulary
-    logq_SV = constrained(infer_SV, "full" if vocabulary.side == "trainer" else vocabulary.rule, threshold)
+    logq_SV = constrained(sampler_SV, "full" if vocabulary.side == "trainer" else vocabulary.rule, threshold)
     logp_infer = model.gather(logq_SV)
     rule = "full" if vocabulary.side == "sampler" else vocabulary.rule
-    safe_SV = safe_set(infer_SV if vocabulary.side == "replay" else model.logits_SV, rule, threshold)
+    safe_SV = safe_set(sampler_SV if vocabulary.side == "replay" else model.logits_SV, rule, threshold)
     prompt_B = [k for k in range(prompts) for _ in range(group)]
     found, probability = [], []
     for drawn in itertools.product(range(count), repeat=prompts * group):
@@ -100,12 +100,12 @@ FAST = [case for case in CASES if case[1] == 1 or case[0] in ("dvp_mis", "gspo")
 def test_every_step_there_is(case: tuple[str, int, int, int], estimator: str) -> None:
     name, prompts, length, group = case
     arm = Arm(estimator=estimator, **ARMS[name])
-    model, infer_SV = tiny(prompts, length)
-    probability, gradients = step_gradients(model, infer_SV, arm, prompts, group)
+    model, sampler_SV = tiny(prompts, length)
+    probability, gradients = step_gradients(model, sampler_SV, arm, prompts, group)
     assert probability.sum() == pytest.approx(1, abs=1e-12)
     expected = np.tensordot(probability, gradients, 1)
     variance = probability @ np.square(gradients - expected).sum((1, 2))
-    mean_SV, found = mean_and_variance(response_terms(model, infer_SV, arm), estimator, group)
+    mean_SV, found = mean_and_variance(response_terms(model, sampler_SV, arm), estimator, group)
     assert variance > 1e-3
     np.testing.assert_allclose(mean_SV, expected, atol=1e-12)
     assert found == pytest.approx(variance, rel=1e-9)
@@ -114,8 +114,8 @@ def test_every_step_there_is(case: tuple[str, int, int, int], estimator: str) ->
 def test_rloo_is_a_covariance() -> None:
     """A group's RLOO gradient is the sample covariance of reward and term, whose mean and variance are textbook."""
     group = 5
-    model, infer_SV = tiny(prompts=1, length=2)
-    terms = response_terms(model, infer_SV, Arm(correction={"token": "mask", "token_threshold": 1.5}))
+    model, sampler_SV = tiny(prompts=1, length=2)
+    terms = response_terms(model, sampler_SV, Arm(correction={"token": "mask", "token_threshold": 1.5}))
     chance, right = terms.chance_KN[0].numpy(), terms.right_KN[0].numpy()
     # The term of an advantage of 1: for a wrong response it was taken at −1.
     y = np.zeros((len(chance), len(model.logits_SV), 3))
@@ -164,8 +164,8 @@ def test_drawn_steps_have_the_exact_mean_and_variance(name: str, estimator: str)
     """Each coordinate's mean within 5 standard errors (a coordinate fails by chance once in 1.7 million), and the
     mean square within 5 of its own."""
     arm, draws, group = Arm(estimator=estimator, **ARMS[name]), 20000, 4
-    model, infer_SV = tiny(prompts=2, length=2)
-    terms = response_terms(model, infer_SV, arm)
+    model, sampler_SV = tiny(prompts=2, length=2)
+    terms = response_terms(model, sampler_SV, arm)
     drawn = draw_steps(terms, estimator, group, draws, torch.Generator().manual_seed(0)).numpy()
     mean_SV, variance = mean_and_variance(terms, estimator, group)
     error = drawn.std(0, ddof=1) / math.sqrt(draws)
@@ -176,8 +176,8 @@ def test_drawn_steps_have_the_exact_mean_and_variance(name: str, estimator: str)
 
 def test_what_the_sampler_cannot_draw_is_never_drawn() -> None:
     arm = Arm(vocabulary={"rule": "top_k", "k": 1})
-    model, infer_SV = tiny(prompts=2, length=2)
-    terms = response_terms(model, infer_SV, arm)
+    model, sampler_SV = tiny(prompts=2, length=2)
+    terms = response_terms(model, sampler_SV, arm)
     assert ((terms.chance_KN > 0).sum(-1) == 1).all()
     drawn = draw_steps(terms, "rloo", 3, 50, torch.Generator().manual_seed(1))
     assert not drawn.any(), "one response alone has no advantage over the others"

@@ -17,12 +17,12 @@ T, V = 25, 60
 def test_every_column_is_that_of_plain_loops(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "COMPARED_LOGITS", at_once)
     rng = np.random.default_rng(0)
-    train_TV, infer_TV, again_TV = (torch.tensor(rng.normal(0, 3, (T, V)), dtype=torch.float32) for _ in range(3))
+    trainer_TV, sampler_TV, again_TV = (torch.tensor(rng.normal(0, 3, (T, V)), dtype=torch.float32) for _ in range(3))
     tokens_T = torch.tensor(rng.integers(0, V, T))
     log_kept_T = torch.tensor(np.log(rng.uniform(0.5, 1, T)))
-    found = token_columns(train_TV, infer_TV, again_TV, tokens_T, log_kept_T, math.log(0.1))
+    found = token_columns(trainer_TV, sampler_TV, again_TV, tokens_T, log_kept_T, math.log(0.1))
     for i, token in enumerate(tokens_T.tolist()):
-        train, infer, again = (softmax(logits_TV[i].tolist()) for logits_TV in (train_TV, infer_TV, again_TV))
+        train, infer, again = (softmax(logits_TV[i].tolist()) for logits_TV in (trainer_TV, sampler_TV, again_TV))
         expected = {
             "trainer_T": math.log(train[token]),
             "trainer_top_T": math.log(max(train)),

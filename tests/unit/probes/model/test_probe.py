@@ -17,20 +17,21 @@ from sampler_fixture import PlainSampler
 from transformers import AutoModelForCausalLM, MistralConfig, PreTrainedTokenizerFast
 
 from tailrl import cli
-from tailrl.analysis.distributions import distance
 from tailrl.config.probe import ProbeSettings
 from tailrl.diagnosis.log import pack
 from tailrl.diagnosis.log_files import write_log
 from tailrl.diagnosis.measure import Measured
 from tailrl.diagnosis.metrics import quantity
 from tailrl.diagnosis.readers import read_log
-from tailrl.diagnosis.responses import Response, Worst
+from tailrl.diagnosis.responses import Worst
 from tailrl.model.policy import encode_prompt, load_tokenizer, save_policy
+from tailrl.page_parts.explorer import Response
 from tailrl.probes.distributions import measure
 from tailrl.probes.model import probe
 from tailrl.probes.model.page import diagnose_probe, probe_page
 from tailrl.probes.model.probe import Probed, probe_model
 from tailrl.probes.model.prompts import read_prompts
+from tailrl.reports.distributions.numbers import distance
 from tailrl.rollout import Decoding
 from tailrl.rollout.types import Request, Rollout
 from tailrl.runtime.errors import StudyError

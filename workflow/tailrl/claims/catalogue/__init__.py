@@ -5,7 +5,6 @@ A claim is known by its id, which never changes. Its text is for the reader, and
 
 import math
 from collections.abc import Iterator, Mapping
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,12 +35,11 @@ class Claim(Settings):
         family: claims of one family share Holm's correction; empty for a family of its own.
         limit: the limit of the endpoint; within: its allowed range.
         requires: the id of a claim; without it in the same scope this one cannot be reproduced.
-        name: the subject, for one of several claims that are alike.
-        measure: for trained arms, the function of `endpoints` that measures the claim.
+        measure: for trained arms, the name of the endpoint, a function of a topic of reports, that measures the claim.
         arms, against: the compared kinds of arms (`arm_kinds.KINDS`); an arm must be of all kinds in a list.
         apart: settings that may differ between the two, besides vocabulary and correction.
         needs: the missing arms, in words, for a study without suitable arms.
-        number: the measured number of each run (`numbers.NUMBERS`); beside: a second number, only reported.
+        number: the measured number of each run, by its name in that topic; beside: a second number, only reported.
         direction: the endpoint is above its limit or control, below it, or on either side.
         seen: the result in words. reported: the paper's own effect.
     """
@@ -56,7 +54,6 @@ class Claim(Settings):
     limit: float = math.nan
     within: tuple[float, float] = (math.nan, math.nan)
     requires: str = ""
-    name: str = ""
     measure: str = ""
     arms: tuple[str, ...] = ()
     against: tuple[str, ...] = ()
@@ -81,8 +78,6 @@ class Statement(Settings):
         text: the statement or the question.
         by: ids of the claims that decide it; `*` stands for any part of an id.
         figures: the figures of a study that show it, the best one first.
-        command: makes a run with evidence.
-        only: the prefix of the studies whose lines count; empty for all.
         held_by: the test that verifies a definition.
         beyond: why no run at this scale can decide it.
     """
@@ -92,8 +87,6 @@ class Statement(Settings):
     text: str
     by: tuple[str, ...] = ()
     figures: tuple[str, ...] = ()
-    command: str = ""
-    only: str = ""
     held_by: str = ""
     beyond: str = ""
 
@@ -102,7 +95,7 @@ def claims_of(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[Claim]:
     """The claims of a file's entries, by id; an entry with `each` gives one claim per name."""
     for claim, entry in entries.items():
         for part, name in entry.get("each", {"": ""}).items():
-            own = {key: value for key, value in {"id": claim, **entry, "name": name}.items() if key != "each"}
+            own = {key: value for key, value in {"id": claim, **entry}.items() if key != "each"}
             for key, value in own.items():
                 if isinstance(value, str):
                     own[key] = value.replace("{part}", part).replace("{name}", name)
@@ -129,11 +122,6 @@ STATEMENTS = [
 
 TEXTS = {claim.id: claim.text for claim in CATALOGUE.values()} | SEVERAL
 """The text of each claim, and the common texts of several."""
-
-
-def named(pattern: str) -> dict[str, Claim]:
-    """The claims whose id fits the pattern, by their subjects."""
-    return {claim.name: claim for claim in CATALOGUE.values() if fnmatchcase(claim.id, pattern)}
 
 
 def words_of(claim: str, otherwise: str = "") -> str:

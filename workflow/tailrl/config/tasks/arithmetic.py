@@ -17,3 +17,10 @@ class ArithmeticTask(GeneratedTask):
         (2, 4), description="fewest and most numbers in one problem"
     )
     largest: int = Field(19, ge=1, le=99, description="largest number in a problem")
+    habit: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="share of the steps with a carry or a borrow that a worked solution gets wrong as pupils do: a "
+        "carry is forgotten, and a borrow takes the smaller digit from the larger",
+    )

@@ -19,7 +19,7 @@ from tailrl.integrations.trl.head import NOT_SCORED, language_model, score_const
 from tailrl.integrations.trl.sampler import recorded_generate, recorded_vllm
 from tailrl.objective.corrections import Weights
 from tailrl.objective.diagnostics import loss_metrics
-from tailrl.objective.loss import surrogate
+from tailrl.objective.loss import LossInputs, loss
 from tailrl.objective.safe_set import TokenLogprobs
 from tailrl.runtime.errors import NumericalError
 from tailrl.tracking import metrics as keys
@@ -155,27 +155,26 @@ class DVPMixin:
             before_T, kept_T = inputs[OLD][mask_NC], inputs[OLD_KEPT][mask_NC]
         outside_T = found.outside_T | before_T.isneginf()
         logp_T, old_T = (values_T.masked_fill(outside_T, 0.0) for values_T in (found.logp_T, before_T))
-        infer_T = inputs[SAMPLER][mask_NC].to(old_T.dtype)
+        sampler_T = inputs[SAMPLER][mask_NC].to(old_T.dtype)
         # vLLM may fail to score a token: its ratio counts as 1, as in TRL.
-        infer_T = torch.where(infer_T.isnan(), old_T, infer_T)
+        sampler_T = torch.where(sampler_T.isnan(), old_T, sampler_T)
         advantages_N = inputs["advantages"]
-        weights = surrogate(
-            found,
-            infer_T,
-            advantages_N[sequence_T],
-            sequence_T,
-            count,
-            count,
-            self.correction,
-            None,
-            old_T.masked_fill(outside_T, -torch.inf),
-        ).weights
+        inputs_T = LossInputs(
+            trainer=found,
+            logp_sampler_T=sampler_T,
+            advantage_T=advantages_N[sequence_T],
+            sequence_T=sequence_T,
+            sequences=count,
+            denominator=count,
+            logp_old_T=old_T.masked_fill(outside_T, -torch.inf),
+        )
+        weights = loss(inputs_T, correction=self.correction).weights
         weight_NC = spread(weights.weight_T, mask_NC)
         if "old_logps" in inputs:  # RLOOTrainer: one ratio a response
             changed = {"advantages": advantages_N * weight_NC.amax(1), "old_logps": spread(old_T, mask_NC).sum(1)}
         else:
             changed = {"advantages": advantages_N[:, None] * weight_NC, OLD: spread(old_T, mask_NC)}
-        self._note(before_T, kept_T, infer_T, sequence_T, weights)
+        self._note(before_T, kept_T, sampler_T, sequence_T, weights)
         self._found = spread(logp_T, mask_NC), spread(found.entropy_T, mask_NC), None
         try:
             return cast(Tensor, super()._compute_loss(model, inputs | changed))  # type: ignore[misc]
@@ -183,7 +182,7 @@ class DVPMixin:
             self._found = None
 
     @torch.no_grad()
-    def _note(self, before_T: Tensor, kept_T: Tensor, infer_T: Tensor, sequence_T: Tensor, weights: Weights) -> None:
+    def _note(self, before_T: Tensor, kept_T: Tensor, sampler_T: Tensor, sequence_T: Tensor, weights: Weights) -> None:
         """Adds the means over processes to TRL's metrics, under the keys of `tailrl.tracking.metrics`.
 
         `before_T` and `kept_T` are from before the first update on the batch, and so is each metric: later log-probs
@@ -191,8 +190,8 @@ class DVPMixin:
         over its calls of the loss.
         """
         trainer = cast(Any, self)
-        values = loss_metrics(before_T, kept_T, infer_T, sequence_T, weights)
-        own = torch.tensor(list(values.values()), device=infer_T.device)
+        values = loss_metrics(before_T, kept_T, sampler_T, sequence_T, weights)
+        own = torch.tensor(list(values.values()), device=sampler_T.device)
         all_RK = trainer.accelerator.gather(own[None])
         mode = "train" if trainer.model.training else "eval"
         for name, values_R in zip(values, all_RK.unbind(1), strict=True):

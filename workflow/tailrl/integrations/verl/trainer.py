@@ -19,7 +19,7 @@ from tailrl.tracking import metrics as keys
 MODES = {"tailrl": "sync", "tailrl_colocate_async": "colocate_async", "tailrl_separate_async": "separate_async"}
 """Names of trainers, with verl's own that each extends."""
 
-COLUMNS = {SIZE: "trainer_set_size", TOP: "trainer_top_logprobs"}
+COLUMNS = {SIZE: "trainer_set_size", TOP: "trainer_top_logprobs", KEPT: "trainer_log_mass"}
 """What a constrained engine adds to the batch, by the log's names."""
 
 
@@ -98,7 +98,7 @@ class TrainerMixin:
     def _responses(self, batch: Any, before: Mapping[str, list[Tensor]]) -> log.Batch:
         """The batch's responses: masks and log-probs of before a rejection, advantages and rewards of after."""
         trainer: Any = self
-        fields = ["prompts", "responses", "response_mask", "advantages", "rm_scores", "data_source", SIZE, TOP]
+        fields = ["prompts", "responses", "response_mask", "advantages", "rm_scores", "data_source", *COLUMNS]
         after = _read(batch, fields)
         log.require(after, fields[:5])
         masks = [mask_T.bool() for mask_T in before["response_mask"]]

@@ -216,25 +216,25 @@ def both_logits(
     Raises:
         StudyError: the engine kept none, or a logit is not finite.
     """
-    train_PV = trainer_logits(model, requests, rollouts, settings, settings.token_budget).cpu()
+    trainer_PV = trainer_logits(model, requests, rollouts, settings, settings.token_budget).cpu()
     if settings.engine.rescored:
-        infer_PV = trainer_logits(model, requests, rollouts, settings, settings.engine.rescored).cpu()
+        sampler_PV = trainer_logits(model, requests, rollouts, settings, settings.engine.rescored).cpu()
     else:
-        kept = [logits_V for rollout in rollouts for logits_V in rollout.logits_infer_KV]
-        if len(kept) != len(train_PV):
+        kept = [logits_V for rollout in rollouts for logits_V in rollout.logits_sampler_KV]
+        if len(kept) != len(trainer_PV):
             raise StudyError(
                 f"the engine {settings.engine.sampler.engine} does not keep the logits that it samples from"
             )
-        infer_PV = torch.from_numpy(np.stack(kept)) if kept else train_PV
-    if not (train_PV.isfinite().all() and infer_PV.isfinite().all()):
+        sampler_PV = torch.from_numpy(np.stack(kept)) if kept else trainer_PV
+    if not (trainer_PV.isfinite().all() and sampler_PV.isfinite().all()):
         raise StudyError("the policy's logits are not finite")
-    return train_PV, infer_PV
+    return trainer_PV, sampler_PV
 
 
-def compare_in_parts(train_PV: Tensor, infer_PV: Tensor, tokens_P: Tensor, log_rhos: Sequence[float]) -> Positions:
+def compare_in_parts(trainer_PV: Tensor, sampler_PV: Tensor, tokens_P: Tensor, log_rhos: Sequence[float]) -> Positions:
     """See `compare`; so many positions at a time as COMPARED_LOGITS allows."""
-    parts = row_chunks(train_PV)
-    return Positions.joined([compare(train_PV[p], infer_PV[p], tokens_P[p], log_rhos) for p in parts])
+    parts = row_chunks(trainer_PV)
+    return Positions.joined([compare(trainer_PV[p], sampler_PV[p], tokens_P[p], log_rhos) for p in parts])
 
 
 def row_chunks(logits_PV: Tensor) -> list[slice]:

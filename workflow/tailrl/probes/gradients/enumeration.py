@@ -131,7 +131,8 @@ def old_weights(model: SequenceModel, dose: float) -> Tensor:
     It is no random direction: the trainer has moved towards reward, as in a run whose engine lags behind.
     """
     step_SV = return_gradient(model)
-    return model.logits_SV - dose * step_SV / step_SV.norm()
+    direction_SV: Tensor = step_SV / step_SV.norm()
+    return model.logits_SV - dose * direction_SV
 
 
 def disturbed(model: SequenceModel, mismatch: str, dose: float, *seed: object) -> Tensor:
@@ -175,9 +176,9 @@ def return_gradient(
     return gradient_SV
 
 
-def divergence(model: SequenceModel, logits_infer_SV: Tensor) -> float:
+def divergence(model: SequenceModel, logits_sampler_SV: Tensor) -> float:
     """KL(π_infer ‖ π_train) per token over the full vocabulary, nats: the expectation of k3."""
-    logp_train_KNT = model.gather(model.logits_SV.log_softmax(-1))
-    logp_infer_KNT = model.gather(logits_infer_SV.log_softmax(-1))
-    chance_KN = logp_infer_KNT.sum(-1).exp()
-    return (chance_KN * (logp_infer_KNT - logp_train_KNT).mean(-1)).sum(-1).mean().item()
+    logp_trainer_KNT = model.gather(model.logits_SV.log_softmax(-1))
+    logp_sampler_KNT = model.gather(logits_sampler_SV.log_softmax(-1))
+    chance_KN = logp_sampler_KNT.sum(-1).exp()
+    return (chance_KN * (logp_sampler_KNT - logp_trainer_KNT).mean(-1)).sum(-1).mean().item()

@@ -16,7 +16,7 @@ from tailrl.config.gradients import NO_MISMATCH, GradientQuality, Gradients
 from tailrl.config.source_files import at_start, job_files
 from tailrl.objective.batch_rules import resolved
 from tailrl.objective.centering import expected_score
-from tailrl.objective.loss import surrogate
+from tailrl.objective.loss import LossInputs, loss
 from tailrl.objective.safe_set import safe_set, token_logprobs
 from tailrl.probes.gradients.enumeration import (
     SequenceModel,
@@ -33,7 +33,7 @@ from tailrl.runtime.provenance import provenance
 from tailrl.runtime.seeding import derive_seed
 
 
-def response_terms(model: SequenceModel, logits_infer_SV: Tensor, arm: Arm) -> Terms:
+def response_terms(model: SequenceModel, logits_sampler_SV: Tensor, arm: Arm) -> Terms:
     """Each response's term of a step's gradient under an arm, and its probability under the arm's sampler.
 
     Both come from the functions that training uses: each side's safe set from its own logits, log-probs, weights, loss.
@@ -41,41 +41,40 @@ def response_terms(model: SequenceModel, logits_infer_SV: Tensor, arm: Arm) -> T
     """
     vocabulary, settings = model.logits_SV.shape[1], arm.vocabulary
     threshold = settings.threshold(vocabulary)
-    logp_infer_SV = constrained(logits_infer_SV, settings.sampler_rule, threshold)
-    logp_infer_KNT = model.gather(logp_infer_SV)
+    logp_sampler_SV = constrained(logits_sampler_SV, settings.sampler_rule, threshold)
+    logp_sampler_KNT = model.gather(logp_sampler_SV)
     state_T, tokens_T = model.state_KNT.flatten(), model.tokens_NT.expand_as(model.state_KNT).flatten()
     logits_TV = model.logits_SV[state_T].requires_grad_()
-    safe_SV = trainer_set(model, logits_infer_SV, arm)
+    safe_SV = trainer_set(model, logits_sampler_SV, arm)
     fill = settings.outside == "paper_fill"
     logprobs = token_logprobs(logits_TV, tokens_T, "full", None, fill, safe_SV[state_T])
     expected_T = None
     if arm.correction.centering != "none":
         logp_TV = logits_TV.masked_fill(~safe_SV[state_T], -torch.inf).log_softmax(-1)
-        expected_T = expected_score(logp_TV, logp_infer_SV[state_T], arm.correction)
+        expected_T = expected_score(logp_TV, logp_sampler_SV[state_T], arm.correction)
     responses, length = model.reward_KN.numel(), model.tokens_NT.shape[1]
     sign_T = (2 * model.reward_KN - 1).flatten().repeat_interleave(length)
     # A response that the sampler cannot draw has probability 0: any finite number will do.
-    infer_T = logp_infer_KNT.flatten().nan_to_num(neginf=0.0)
-    chance_KN = logp_infer_KNT.sum(-1).exp()
+    logp_sampler_T = logp_sampler_KNT.flatten().nan_to_num(neginf=0.0)
+    chance_KN = logp_sampler_KNT.sum(-1).exp()
     correction = arm.correction
     if correction.judges_batch:
         # A batch varies with its responses; here it has them as often as the sampler draws them, as a large batch.
         inside_T = ~logprobs.outside_T
-        delta_T = (logprobs.logp_T.detach() - infer_T)[inside_T]
+        delta_T = (logprobs.logp_T.detach() - logp_sampler_T)[inside_T]
         share_T = chance_KN.flatten().repeat_interleave(length)[inside_T]
-        correction = resolved(correction, delta_T, torch.zeros_like(delta_T), infer_T[inside_T], share_T)
-    part = surrogate(
-        logprobs,
-        infer_T,
-        sign_T,
-        torch.arange(responses).repeat_interleave(length),
-        responses,
-        1,
-        correction,
-        arm.clip,
+        correction = resolved(correction, delta_T, torch.zeros_like(delta_T), logp_sampler_T[inside_T], share_T)
+    inputs = LossInputs(
+        trainer=logprobs,
+        logp_sampler_T=logp_sampler_T,
+        advantage_T=sign_T,
+        sequence_T=torch.arange(responses).repeat_interleave(length),
+        sequences=responses,
+        denominator=1,
         expected_T=expected_T,
         age_T=torch.full_like(tokens_T, arm.disturbance.staleness),
     )
+    part = loss(inputs, correction=correction, clip=arm.clip)
     (slope_TV,) = torch.autograd.grad(part.loss, logits_TV)
     mean_weight = 1.0
     if arm.correction.normalise:
@@ -91,10 +90,10 @@ def response_terms(model: SequenceModel, logits_infer_SV: Tensor, arm: Arm) -> T
     )
 
 
-def trainer_set(model: SequenceModel, logits_infer_SV: Tensor, arm: Arm) -> Tensor:
+def trainer_set(model: SequenceModel, logits_sampler_SV: Tensor, arm: Arm) -> Tensor:
     """The trainer's safe set in every state, bool [S, V]: by its own logits, or the sampler's set."""
     settings, replayed = arm.vocabulary, arm.vocabulary.side == "replay"
-    logits_SV = logits_infer_SV if replayed else model.logits_SV
+    logits_SV = logits_sampler_SV if replayed else model.logits_SV
     rule = settings.rule if replayed else settings.trainer_rule
     return safe_set(logits_SV, rule, settings.threshold(logits_SV.shape[1]))
 
@@ -130,25 +129,27 @@ def measure(settings: Gradients) -> Iterator[Quality]:
         if not return_gradient(model).any():
             raise StudyError(f"gradient_quality: all responses of model {index} have the same reward; raise length")
         for kind, dose in doses:
-            logits_infer_SV = model.logits_SV
+            logits_sampler_SV = model.logits_SV
             if kind != NO_MISMATCH:
                 given = dose_at(model, kind, dose, quality.seed, index) if quality.nats else dose
-                logits_infer_SV = disturbed(model, kind, given, quality.seed, index)
-            nats = divergence(model, logits_infer_SV)
+                logits_sampler_SV = disturbed(model, kind, given, quality.seed, index)
+            nats = divergence(model, logits_sampler_SV)
             for name, arm in settings.arms.items():
-                values = estimator_quality(model, logits_infer_SV, arm, quality, seed)
+                values = estimator_quality(model, logits_sampler_SV, arm, quality, seed)
                 yield Quality(model=index, mismatch=kind, dose=dose, arm=name, divergence=nats, **values)
 
 
 def estimator_quality(
-    model: SequenceModel, logits_infer_SV: Tensor, arm: Arm, quality: GradientQuality, seed: int
+    model: SequenceModel, logits_sampler_SV: Tensor, arm: Arm, quality: GradientQuality, seed: int
 ) -> dict[str, float]:
     """The numbers of a `Quality`, from bias on, of one arm at one mismatch; `seed` seeds the sampled steps."""
-    terms = response_terms(model, logits_infer_SV, arm)
+    terms = response_terms(model, logits_sampler_SV, arm)
     mean_SV, variance = mean_and_variance(terms, arm.estimator, quality.group_size)
     exact_SV = return_gradient(model)
-    kept_SV = trainer_set(model, logits_infer_SV, arm)
-    drawn_SV = safe_set(logits_infer_SV, arm.vocabulary.sampler_rule, arm.vocabulary.threshold(quality.vocabulary_size))
+    kept_SV = trainer_set(model, logits_sampler_SV, arm)
+    drawn_SV = safe_set(
+        logits_sampler_SV, arm.vocabulary.sampler_rule, arm.vocabulary.threshold(quality.vocabulary_size)
+    )
     constrained_SV = return_gradient(model, safe_SV=kept_SV)
     length, length_constrained = exact_SV.norm().item(), constrained_SV.norm().item()
     bias, bias_constrained = (mean_SV - exact_SV).norm().item(), (mean_SV - constrained_SV).norm().item()

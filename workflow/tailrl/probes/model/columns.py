@@ -23,13 +23,13 @@ class TokenColumns(NamedTuple):
 
 
 def token_columns(
-    train_TV: Tensor, infer_TV: Tensor, again_TV: Tensor, tokens_T: Tensor, log_kept_T: Tensor, log_rho: float
+    trainer_TV: Tensor, sampler_TV: Tensor, again_TV: Tensor, tokens_T: Tensor, log_kept_T: Tensor, log_rho: float
 ) -> TokenColumns:
     """The columns of the sampled tokens, computed in float64. Equal logits give equal numbers, bit for bit.
 
     Args:
-        train_TV: float32, finite, after the temperature: the trainer's logits.
-        infer_TV: likewise, the engine's.
+        trainer_TV: float32, finite, after the temperature: the trainer's logits.
+        sampler_TV: likewise, the engine's.
         again_TV: likewise, the trainer's with its sequences packed in another way.
         tokens_T: int64, the sampled tokens.
         log_kept_T: float64, nats: log Z' of the tokens that the engine samples from. The sampler's log-probs are those
@@ -37,13 +37,13 @@ def token_columns(
         log_rho: ln ρ of the min-p sets whose sizes are logged.
     """
     parts = []
-    for rows in row_chunks(train_TV):
+    for rows in row_chunks(trainer_TV):
         chosen_R1 = tokens_T[rows, None]
-        trainer_R, trainer_top_R = _log_probs(train_TV[rows], chosen_R1)
-        sampler_R, sampler_top_R = (logp_R - log_kept_T[rows] for logp_R in _log_probs(infer_TV[rows], chosen_R1))
+        trainer_R, trainer_top_R = _log_probs(trainer_TV[rows], chosen_R1)
+        sampler_R, sampler_top_R = (logp_R - log_kept_T[rows] for logp_R in _log_probs(sampler_TV[rows], chosen_R1))
         again_R, _ = _log_probs(again_TV[rows], chosen_R1)
-        rank_R = (train_TV[rows] > train_TV[rows].gather(-1, chosen_R1)).sum(-1).double()
-        sets = [safe_set(side_TV[rows], "min_p", log_rho) for side_TV in (train_TV, infer_TV)]
+        rank_R = (trainer_TV[rows] > trainer_TV[rows].gather(-1, chosen_R1)).sum(-1).double()
+        sets = [safe_set(side_TV[rows], "min_p", log_rho) for side_TV in (trainer_TV, sampler_TV)]
         sizes = (set_size(set_RV, "min_p").double() for set_RV in sets)
         parts.append(TokenColumns(trainer_R, trainer_top_R, sampler_R, sampler_top_R, again_R, rank_R, *sizes))
     return TokenColumns(*map(torch.cat, zip(*parts, strict=True)))

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tailrl.analysis.distributions import distance, set_overlaps, signature
-from tailrl.analysis.format import count
 from tailrl.diagnosis.diagnosis import Diagnosis, diagnose_parts
 from tailrl.diagnosis.gate import Judgement
 from tailrl.diagnosis.log import pack
 from tailrl.diagnosis.page import cell, html_page
-from tailrl.pages.explorer import with_texts
+from tailrl.page_parts.explorer import with_texts
+from tailrl.page_parts.number_text import count
 from tailrl.probes.model.probe import Probed
+from tailrl.reports.distributions.numbers import distance, set_overlaps, signature
 from tailrl.runtime.templates import renderer
 
 TITLE = "tailrl probe"

@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from tailrl.analysis.distributions import Compared
 from tailrl.artifacts.probes import Positions
 from tailrl.config.distributions import HEAD_BELOW, TAIL_FROM, Distributions
 from tailrl.config.probe import ProbeSettings
@@ -30,6 +29,7 @@ from tailrl.probes.distributions.measure import (
 )
 from tailrl.probes.model.columns import TokenColumns, token_columns
 from tailrl.probes.model.prompts import DEFAULT_PROMPTS, encode_prompts, read_prompts
+from tailrl.reports.distributions.numbers import Compared
 from tailrl.rollout import Decoding, Sampler
 from tailrl.rollout.prompts import show_prompts
 from tailrl.rollout.sampling import stop_tokens
@@ -124,12 +124,12 @@ def _scored(
     log_rhos = [log_rho(rho, vocabulary) for rho in settings.rho]
     seen = 0
     for start, chosen, rollouts in sampled(sampler, requests, decoding, settings, vocabulary):
-        train_TV, infer_TV = both_logits(model, chosen, rollouts, settings)
+        trainer_TV, sampler_TV = both_logits(model, chosen, rollouts, settings)
         again_TV = trainer_logits(model, chosen, rollouts, settings, ALONE).cpu()
         lengths = [len(rollout.tokens) for rollout in rollouts]
         tokens_T = torch.tensor([token for rollout in rollouts for token in rollout.tokens])
-        log_kept_T = torch.from_numpy(np.concatenate([rollout.log_kept_infer_T for rollout in rollouts])).double()
-        columns = token_columns(train_TV, infer_TV, again_TV, tokens_T, log_kept_T, log_rhos[0])
+        log_kept_T = torch.from_numpy(np.concatenate([rollout.log_kept_sampler_T for rollout in rollouts])).double()
+        columns = token_columns(trainer_TV, sampler_TV, again_TV, tokens_T, log_kept_T, log_rhos[0])
         split = [TokenColumns(*own) for own in zip(*(torch.split(column, lengths) for column in columns), strict=True)]
         picked = slice(-seen % every, None, every)  # every n-th of all tokens, the first among them
         seen += len(tokens_T)
@@ -137,8 +137,8 @@ def _scored(
             [_row(f"response {start + i}", rollouts[i], own) for i, own in enumerate(split)],
             np.repeat(np.arange(start, start + len(rollouts)), lengths)[picked],
             *(
-                compare_in_parts(train_TV[picked], other_TV[picked], tokens_T[picked], log_rhos)
-                for other_TV in (infer_TV, again_TV)
+                compare_in_parts(trainer_TV[picked], other_TV[picked], tokens_T[picked], log_rhos)
+                for other_TV in (sampler_TV, again_TV)
             ),
         )
         say(f"{start + len(rollouts)} of {len(requests)} responses sampled and scored")

@@ -25,7 +25,7 @@ from tailrl.config.sampler import VllmSettings
 from tailrl.model.policy import checkpoint_weights
 from tailrl.model.quantize import packed
 from tailrl.model.quantized import check_cache, check_sizes, control_rounds_queries, projections
-from tailrl.objective.disturbance import UNDISTURBED, disturb
+from tailrl.objective.disturbance import disturb
 from tailrl.rollout import Decoding
 from tailrl.rollout.sampling import LocalSampler, response_limits, stop_tokens
 from tailrl.rollout.self_test import record_error, shortened, tolerance
@@ -36,7 +36,7 @@ from tailrl.rollout.vllm.processor import SafeSetProcessor
 from tailrl.rollout.vllm.processor_v2 import SafeSetProcessorV2
 from tailrl.rollout.vllm.quantization import check_formats, overrides, prepare
 from tailrl.rollout.vllm.scheduling import described, scheduling
-from tailrl.rollout.vllm.twin import check_twin
+from tailrl.rollout.vllm.sleep import Sleep
 from tailrl.rollout.vllm.worker import WorkerExtension
 from tailrl.runtime import distributed
 from tailrl.runtime.errors import StudyError, one_line, reason, say
@@ -46,21 +46,14 @@ class VllmSampler(LocalSampler):
     """A `Sampler` over one vLLM engine in this process."""
 
     runner_v2 = False  # which of vLLM's model runners the engine has
-
-    asleep = False  # whether its memory is given away
-
     routes = False  # whether it says which experts a token got
-
     compiles = True  # whether torch may compile parts of it
-
-    untested = False  # whether it quantises, and neither its self-test nor a first batch has been
 
     def __init__(
         self, policy_folder: Path, settings: VllmSettings, max_length: int, seed: int, beside_trainer: bool = False
     ) -> None:
         """See `make_sampler`; beside a trainer on a GPU the engine can sleep."""
         sharing, eager = settings.tensor_parallel, settings.enforce_eager
-        self.sleeps = beside_trainer and torch.cuda.is_available()
         gpu, self.runner_v2 = torch.cuda.is_available(), os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "1"
         self.compiles = gpu or eager is False
         if distributed.count() % sharing:
@@ -76,9 +69,7 @@ class VllmSampler(LocalSampler):
         check_shared(model, sharing)
         # Its modules on the meta device say how the family's weights are named and laid out.
         self.skeleton, self.names, self.projections = model, model.state_dict().keys(), projections(model)
-        self.folder, self.settings, self.untested = policy_folder, settings, settings.quantized
-        # Its first weights as they came, on the first rank: a whole policy each would not fit beside eight engines.
-        self.handed: dict[str, Tensor] = {}
+        self.folder, self.settings = policy_folder, settings
         distributed.stay_on_loopback()  # vLLM has a process group for one process too
         try:
             with classes_put_back(model) as changed:
@@ -104,7 +95,7 @@ class VllmSampler(LocalSampler):
                     logprobs_mode="processed_logprobs",
                     logits_processors=[SafeSetProcessorV2 if self.runner_v2 else SafeSetProcessor],
                     worker_extension_cls=f"{WorkerExtension.__module__}.{WorkerExtension.__name__}",
-                    enable_sleep_mode=self.sleeps,
+                    enable_sleep_mode=beside_trainer and gpu,
                     # A token whose keys are cached is not run, and so has no experts.
                     enable_prefix_caching=False if settings.routes else None,
                     enforce_eager=not gpu if eager is None else eager,
@@ -113,6 +104,7 @@ class VllmSampler(LocalSampler):
                 )
         except (OSError, ValueError, RuntimeError, AssertionError) as error:
             raise StudyError(f"{policy_folder}: vLLM could not start with this policy: {reason(error)}") from error
+        self.sleep = Sleep(self.llm, allowed=beside_trainer and gpu)
         if changed:
             self.llm.collective_rpc("give_classes", args=(changed,))
         self._check_start(gpu)
@@ -140,10 +132,6 @@ class VllmSampler(LocalSampler):
 
     def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Rollout]:
         """See `Sampler.generate`; raises StudyError for a prompt that is empty or leaves no room."""
-        self.untested, self.handed = False, {}
-        return self._generate(requests, decoding)
-
-    def _generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Rollout]:
         self.check_weights()
         if not requests:
             return []
@@ -206,27 +194,21 @@ class VllmSampler(LocalSampler):
 
         Raises:
             StudyError: it exceeds `self_test.tolerance` or is nan, |V'_S| differs, or a token was not recorded: every
-                ratio would be silently wrong. Or a quantised engine is not its twin: see `twin.check_twin`.
+                ratio would be silently wrong.
         """
         try:
-            rollouts = self._generate(requests, replace(shortened(decoding), keep_every=1))
+            rollouts = self.generate(requests, replace(shortened(decoding), keep_every=1))
         except (ValueError, TypeError, AssertionError, AttributeError) as error:  # as families end in its backends
             raise StudyError(f"{self.folder}: vLLM cannot compute with this policy: {reason(error)}") from error
         worst = max(
-            record_error(request, rollout, torch.from_numpy(np.array(rollout.logits_infer_KV)), decoding.rule)
+            record_error(request, rollout, torch.from_numpy(np.array(rollout.logits_sampler_KV)), decoding.rule)
             for request, rollout in zip(requests, rollouts, strict=True)
         )
-        vocabulary = max((len(logits_V) for rollout in rollouts for logits_V in rollout.logits_infer_KV), default=0)
+        vocabulary = max((len(logits_V) for rollout in rollouts for logits_V in rollout.logits_sampler_KV), default=0)
         if not worst <= tolerance(vocabulary):
             raise StudyError(
                 f"vLLM's log-probs are not those of the distribution it samples from: they differ by {worst:.2g} nats"
             )
-        if self.untested:
-            plain = replace(shortened(decoding), rule="full", disturbance=UNDISTURBED)
-            sampled = self._generate(requests, plain)
-            if distributed.is_first():
-                check_twin(self.folder, self.handed, self.settings, sampled, plain.temperature, self.rounds_queries)
-            self.untested, self.handed = False, {}
         return worst
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -235,17 +217,18 @@ class VllmSampler(LocalSampler):
         Raises StudyError where a weight is missing, since vLLM would keep the old one.
         """
         self.has_weights = False
-        if self.asleep:
-            # The cache wakes after the hand-over, which may gather a whole policy.
-            self.llm.wake_up(tags=["weights"])
+        with self.sleep.ended():
+            self._hand_over(weights)
+        self.llm.reset_prefix_cache()
+        self.has_weights = True
+
+    def _hand_over(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         missing, experts = set(self.names), ExpectedExperts(self.skeleton)
 
         def cast() -> Iterator[tuple[str, Tensor]]:
             # One at a time, since a second copy of the policy may not fit into this process beside the engine.
             for name, weight in weights:
                 missing.discard(name)
-                if self.untested and distributed.is_first():
-                    self.handed[name] = weight.cpu()
                 if self.settings.quantization and name in self.projections:
                     yield from packed(name, weight, self.settings)
                 else:
@@ -258,18 +241,11 @@ class VllmSampler(LocalSampler):
         if missing:
             raise StudyError(f"vLLM was handed a policy that lacks {one_line(', '.join(sorted(missing)))}")
         experts.check(self.llm, self.dtype)
-        if self.asleep:
-            self.llm.wake_up(tags=["kv_cache"])
-            self.asleep = False
-        self.llm.reset_prefix_cache()
-        self.has_weights = True
 
     def release(self) -> None:
-        """See `Sampler.release`: vLLM's sleep mode drops weights and cache, for every step hands over new weights."""
-        if self.sleeps and not self.asleep:
+        """See `Sampler.release`: vLLM's sleep mode drops weights and cache."""
+        if self.sleep.begin():
             self.has_weights = False
-            self.llm.sleep(level=2)
-            self.asleep = True
 
 
 def _without_weights(folder: Path) -> PreTrainedModel:
@@ -293,10 +269,10 @@ def _rollout(
     return Rollout(
         prompt_tokens=request.prompt_tokens,
         tokens=tuple(output.token_ids),
-        logp_infer_T=np.array(output.logprobs.logprobs, dtype=np.float32),
-        log_kept_infer_T=log_kept[:length],
-        kept_vocab_infer_T=kept_vocab[:length],
+        logp_sampler_T=np.array(output.logprobs.logprobs, dtype=np.float32),
+        log_kept_sampler_T=log_kept[:length],
+        kept_vocab_sampler_T=kept_vocab[:length],
         stopped=output.finish_reason == "stop",
-        logits_infer_KV=tuple(logits[token] for token in sorted(logits) if token < length),
+        logits_sampler_KV=tuple(logits[token] for token in sorted(logits) if token < length),
         routes_PLK=routes_PLK,
     )

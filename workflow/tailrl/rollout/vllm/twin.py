@@ -1,7 +1,9 @@
-"""The self-test of a quantised engine: its log-probs against those of its twin in PyTorch (`model.quantized`)."""
+"""The twin of a quantised engine: the same quantisation in PyTorch (`model.quantized`), with the same log-probs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,8 +13,15 @@ from tailrl.config.sampler import FewBits
 from tailrl.kernels.packing import pack_batch
 from tailrl.model.forward import PACKED_ATTENTION, head_weight, hidden_states
 from tailrl.model.quantized import projections, round_activations, rounded_weights
-from tailrl.rollout.types import Rollout
+from tailrl.objective.disturbance import UNDISTURBED
+from tailrl.rollout import Decoding
+from tailrl.rollout.self_test import shortened
+from tailrl.rollout.types import Request, Rollout
+from tailrl.runtime import distributed
 from tailrl.runtime.errors import StudyError
+
+if TYPE_CHECKING:
+    from tailrl.rollout.vllm.engine import VllmSampler
 
 SMALLEST = 0.01
 """Mean difference of log-probs, nats, that is always accepted. Float32 engines of random weights had 5e-3 at most: what
@@ -21,6 +30,57 @@ float32 rounds otherwise may fall on the other side of an int8 or float8 step.""
 SHARE = 3.0
 """Accepted difference as a multiple of the twin's own, in the engine's dtype against float32: two computations in one
 dtype round differently, and quantised activations carry each of their errors over a step."""
+
+
+class TwinCheckedSampler:
+    """A quantised engine whose first self-test compares it with the same quantisation in PyTorch."""
+
+    def __init__(self, engine: "VllmSampler", policy_folder: Path, settings: FewBits) -> None:
+        self.engine = engine
+        self.folder, self.settings = policy_folder, settings
+        self.untested = True  # neither a self-test nor a first batch has been
+        # The first weights as they came, on the first rank: a whole policy each would not fit beside eight engines.
+        self.handed: dict[str, Tensor] = {}
+
+    def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Rollout]:
+        """See `Sampler.generate`; without a self-test before it there is none."""
+        self.untested, self.handed = False, {}
+        return self.engine.generate(requests, decoding)
+
+    def self_test(self, requests: Sequence[Request], decoding: Decoding) -> float:
+        """The engine's own self-test; before the first batch its twin's too.
+
+        Raises:
+            StudyError: as the engine's raises; or it is not its twin: see `check_twin`.
+        """
+        worst = self.engine.self_test(requests, decoding)
+        if self.untested:
+            plain = replace(shortened(decoding), rule="full", disturbance=UNDISTURBED)
+            sampled = self.engine.generate(requests, plain)
+            if distributed.is_first():
+                check_twin(
+                    self.folder, self.handed, self.settings, sampled, plain.temperature, self.engine.rounds_queries
+                )
+            self.untested, self.handed = False, {}
+        return worst
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """See `Sampler.load_weights`."""
+        self.engine.load_weights(self._noted(weights))
+
+    def _noted(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        for name, weight in weights:
+            if self.untested and distributed.is_first():
+                self.handed[name] = weight.cpu()
+            yield name, weight
+
+    def release(self) -> None:
+        """See `Sampler.release`."""
+        self.engine.release()
+
+    def metrics(self) -> dict[str, float]:
+        """See `Sampler.metrics`."""
+        return self.engine.metrics()
 
 
 @torch.no_grad()
@@ -70,7 +130,7 @@ def check_twin(
             wrongly, or are those of an earlier hand-over. A format that is near to the engine's dtype, such as none at
             all instead of int8, need not be found: `quantization.check_formats` looks for it.
     """
-    engine_T = torch.cat([torch.from_numpy(rollout.logp_infer_T) for rollout in rollouts])
+    engine_T = torch.cat([torch.from_numpy(rollout.logp_sampler_T) for rollout in rollouts])
     given = (folder, weights, settings, rollouts, temperature, queries)
     exact_T, coarse_T = (twin_logprobs(*given, dtype) for dtype in (torch.float32, getattr(torch, settings.dtype)))
     differs, explained = ((other_T - exact_T).abs().mean().item() for other_T in (engine_T, coarse_T))

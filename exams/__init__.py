@@ -1,0 +1,1 @@
+"""Exams: what the package answers to logs of known cause. README.md has the commands."""

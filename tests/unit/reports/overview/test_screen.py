@@ -1,0 +1,218 @@
+"""The first screen: its numbers at their places, cards in order, and a page that is whole, safe and asks nobody."""
+
+import math
+import re
+from collections import Counter
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from claims_fixture import around, line_of, made, results_of
+
+from tailrl.artifacts.claims import Verdict
+from tailrl.claims.finding import ASIDE, CHANGES, CONTRADICTED, MEASURED, REPRODUCED, UNDECIDED, UNTESTABLE
+from tailrl.config.study import Study
+from tailrl.reports.axes import DASHES, arm_styles
+from tailrl.reports.curves import Curve
+from tailrl.reports.curves import curve as curve_of
+from tailrl.reports.overview import charts
+from tailrl.reports.overview.cards import DECIDED_GROUP, GROUPS, MEASURED_GROUP, OPEN_GROUP, SILENT_GROUP, cards, tally
+from tailrl.reports.overview.screen import first_screen
+from tailrl.reports.overview.study import write_report
+from tailrl.reports.overview.verdicts import judge
+from tailrl.reports.page import page
+from tailrl.reports.scores.numbers import gains_over_base, policy_scores
+from tailrl.tracking.metrics import K3_UNMASKED, REWARD
+
+ARMS = ("naive", "dvp", "mine")
+KEYS = charts.keys_of(arm_styles(ARMS), {})
+VOID = {"meta", "link", "input", "br", "hr", "wbr", "img"}
+
+
+def curve(arm: str, values: list[float], width: float = 0.1) -> Curve:
+    mean_N = np.array(values)
+    return Curve(arm, "m", np.arange(len(values)), mean_N, mean_N - width, mean_N + width, 1)
+
+
+def places(line: charts.DrawnLine) -> list[tuple[float, float]]:
+    return [(float(x), float(y)) for x, y in re.findall(r"[ML](-?[\d.]+) (-?[\d.]+)", line.path)]
+
+
+def test_a_curve_lies_where_the_ticks_say() -> None:
+    panel = charts.curve_chart("t", [curve("dvp", [0.0, 0.5, 1.0], width=0.0)], KEYS)
+    y = {float(tick.label): tick.at for tick in panel.y_ticks}
+    x = {float(tick.label): tick.at for tick in panel.x_ticks}
+    (line,) = panel.lines
+    assert places(line) == [(x[0], y[0]), (x[1], y[0.5]), (x[2], y[1])]
+    assert y[1] < y[0] and x[2] > x[0], "up is more"
+    assert (line.steps, line.values) == ("0 1 2", "0 0.5 1") and line.x.split() == [f"{x[n]}" for n in range(3)]
+
+
+@pytest.mark.parametrize("values", [[1e-5, 1e-3, 1.0], [0.0, 1e-4, 1e-2], [-1e-3, 0.0, 1e-2]])
+def test_magnitudes_lie_where_the_ticks_say(values: list[float]) -> None:
+    panel = charts.curve_chart("t", [curve("dvp", values, width=0.0)], KEYS, magnitude=True)
+    y = {float(tick.label): tick.at for tick in panel.y_ticks}
+    assert len(y) >= 3 and (0.0 in y) == (0.0 in values)
+    for value, (_, place) in zip(values, places(panel.lines[0]), strict=True):
+        assert place == pytest.approx(y[value], abs=0.11) if value in y else True
+    assert sorted(y.values(), reverse=True) == [y[label] for label in sorted(y)]
+    assert set(values) & set(y)
+
+
+def test_gaps_infinity_and_no_values() -> None:
+    nan, inf = math.nan, math.inf
+    panel = charts.curve_chart("t", [curve("dvp", [1, nan, 3, inf, 5]), curve("naive", [nan] * 5)], KEYS)
+    (line,) = panel.lines
+    assert (line.path.count("M"), len(places(line)), line.values) == (3, 3, "1 3 5")
+    assert "nan" not in line.path + line.band and "inf" not in line.path + line.band
+    assert charts.curve_chart("t", [curve("dvp", [nan, inf])], KEYS).lines == ()
+    assert charts.curve_chart("t", [curve("dvp", [0.3])], KEYS, magnitude=True).lines[0].marks
+
+
+def test_a_long_curve_keeps_its_extremes() -> None:
+    values = np.zeros(5000)
+    values[1234] = 1.0
+    panel = charts.curve_chart("t", [curve("dvp", values.tolist(), width=0.0)], KEYS)
+    (line,), top = panel.lines, panel.y_ticks[-1]
+    assert len(places(line)) <= charts.MOST_POINTS
+    assert top.label == "1" and f" {top.at:g}" in line.band, "the band reaches the one step at 1"
+
+
+def test_strokes_and_shapes_match_those_of_paper() -> None:
+    assert len(charts.DASH_ARRAYS) == len(charts.SHAPES) == len(DASHES)
+    assert len(set(charts.SHAPES)) == len(set(charts.DASH_ARRAYS)) == len(DASHES)
+
+
+def verdict(claim: str, outcome: str, arms: str = "dvp, naive", **cells: str) -> Verdict:
+    return line_of(claim, claim=f"about {claim}", verdict=outcome, arms=arms, **cells)
+
+
+MIXED = [
+    verdict("a", UNTESTABLE),
+    verdict("b", MEASURED),
+    verdict("c", UNDECIDED),
+    verdict("d", UNDECIDED),
+    verdict("e", UNTESTABLE, ""),
+    verdict("d", CONTRADICTED, "mine, naive"),
+    verdict("f", ASIDE),
+    verdict("g", REPRODUCED),
+    verdict("g", UNTESTABLE),
+    verdict("h", CHANGES, unit="share of samples"),
+]
+
+
+def test_decided_cards_come_first_and_silent_ones_last() -> None:
+    found = cards(MIXED)
+    assert list(found) == list(GROUPS) == [DECIDED_GROUP, OPEN_GROUP, MEASURED_GROUP, SILENT_GROUP]
+    ids = {group: [card.claim.id for card in own] for group, own in found.items()}
+    assert list(ids.values()) == [["h", "d", "g"], ["c"], ["b"], ["a", "e", "f"]]
+    assert [line.verdict for line in found[DECIDED_GROUP][1].lines] == [CONTRADICTED, UNDECIDED]
+    assert sum(len(card.lines) for own in found.values() for card in own) == len(MIXED)
+    assert tally(found) == (
+        "Claims: 3 decided (for at least one set of arms), 1 not decided, 1 measured, "
+        "3 to which this study cannot speak."
+    )
+
+
+class Reader(HTMLParser):
+    """Every element closed where it must be, and what the page names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.tags: list[str] = []
+        self.folded: list[str] = []
+        self.claims: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        assert len(given) == len(attrs), f"an attribute twice: {tag} {attrs}"
+        self.tags.append(tag)
+        self.ids += filter(None, [given.get("id")])
+        self.links += [v for k, v in attrs if v and (k in ("href", "src", "xlink:href") or k.startswith("on"))]
+        if claim := given.get("data-claim"):
+            self.claims.append(claim)
+            self.folded += [claim] if "details" in self.open else []
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open[-1] == tag, f"</{tag}> closes {self.open[-3:]}, line {self.getpos()[0]}"
+        self.open.pop()
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+
+def read(html: str) -> Reader:
+    reader = Reader()
+    reader.feed(html)
+    reader.close()
+    assert reader.open == []
+    return reader
+
+
+@pytest.fixture(scope="module")
+def html(whole: tuple[Study, Path], tmp_path_factory: pytest.TempPathFactory) -> str:
+    out = tmp_path_factory.mktemp("screen")
+    study, folder = whole
+    hostile = {"description": 'Of <script>alert(1)</script> and "><img src=http://a/b.png>'}
+    write_report(study.model_copy(update=hostile), folder, out)
+    for name in ("delta", "kept"):
+        assert (out / "figures" / f"{name}.svg").is_file()
+    return (out / "summary.html").read_text(encoding="utf-8")
+
+
+def test_the_page_is_whole_and_asks_nobody(html: str) -> None:
+    found = read(html)
+    assert [name for name, number in Counter(found.ids).items() if number > 1] == []
+    assert all(re.match(r"#|tables/\w+\.csv$|data:,$", link) for link in found.links), found.links
+    for own in re.findall(r"<(?:style|script)[^>]*>.*?</(?:style|script)>", html, re.DOTALL):
+        assert not re.search(r"//|@import|url\(|fetch|XMLHttp", re.sub(r"^ *// .*$", "", own, flags=re.MULTILINE)), own
+    assert found.tags.count("script") == 3 and "img" not in found.tags
+    targets = [link[1:] for link in found.links if link.startswith("#")]
+    assert set(targets) - set(found.ids) == set()
+    for svg in re.findall(r'<svg (?:class="curves" )?viewBox.*?</svg>', html, re.DOTALL):
+        ElementTree.fromstring(svg)
+
+
+def test_the_page_opens_with_what_was_found(html: str) -> None:
+    order = ["<h1>", "<ul>", "Arms: switch", "chart-score", "chart-reward", "chart-k3", "Of &lt;",
+             'id="claims"', "<h3>Decided", 'class="silent"', 'id="held-out-score"', 'id="what-ran"']  # fmt: skip
+    body = html[html.index("<body>") :]
+    assert sorted(order, key=body.index) == order
+    first = body[: body.index("chart-score")]
+    assert first.count("<li>") == 3
+    assert "| claim |" not in html and "<th>claim</th>" not in html, "cards stand for the table of claims"
+
+
+def test_each_claim_is_one_card_and_the_silent_ones_are_folded(html: str) -> None:
+    found = read(html)
+    assert len(found.claims) == len(set(found.claims)) > 20
+    number = len(found.folded)
+    assert f"<summary>This study cannot speak to {number} claims</summary>" in html
+    assert found.claims[-number:] == found.folded
+
+
+def test_every_arm_has_its_switch_its_row_and_its_curves(whole: tuple[Study, Path], html: str) -> None:
+    for number, _ in enumerate(whole[0].arms):
+        assert f'id="arm-{number}" checked' in html
+        assert f".screen:has(#arm-{number}:not(:checked)) .arm-{number} {{ display: none; }}" in html
+        assert len(re.findall(rf'class="series [^"]*arm-{number}"', html)) == 1 + 2 * 2, "a row, two bands, two lines"
+
+
+def test_a_name_of_an_arm_is_text() -> None:
+    """Studies allow no such names; the page does not rely on it."""
+    name = '"><script>alert(1)</script>'
+    results = results_of(**{name: made({}, reward=around(0.5, 0.1), unmasked=around(0.01, 0.001))})
+    curves = [curve_of(results.runs[name], key) for key in (REWARD, K3_UNMASKED)]
+    shown = first_screen(results, gains_over_base(results), policy_scores(results), curves, judge(results))
+    html = page("# t\n\n- a\n\nb\n\n## Claims\n\nc\n", [], shown)
+    assert html.count("<script>") == 1 and html.count("&lt;script&gt;") > 5
+    assert read(html).tags.count("b") == 0

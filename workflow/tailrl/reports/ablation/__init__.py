@@ -1,0 +1,1 @@
+"""One field and the values that it takes: what it changes."""

@@ -1,0 +1,1 @@
+"""Gradient estimators against the exact gradient of tiny models."""

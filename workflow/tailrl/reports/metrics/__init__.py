@@ -1,0 +1,1 @@
+"""What each metric means, and its names in other frameworks."""

@@ -1,0 +1,264 @@
+"""Evidence for each statement from finished and published studies: their claims.csv files, figures and tables."""
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from tailrl.artifacts.claims import Verdict, read_verdicts
+from tailrl.artifacts.tables import read_csv
+from tailrl.claims.catalogue import STATEMENTS, Statement, words_of
+from tailrl.claims.decide import SILENT, outcome_of_lines, outcome_without_lines
+from tailrl.claims.finding import DEFINITION, UNTESTABLE
+from tailrl.config.base import Settings
+from tailrl.config.load import read_yaml
+from tailrl.config.messages import sentences
+from tailrl.config.results import FOLDERS, whole_and_part
+from tailrl.reports.figures import BEHIND, place_of
+from tailrl.runtime.errors import StudyError
+
+PARTS = {"gradients": "gradient_quality", "distributions": "distributions"}
+"""Parts of a study's folder with a report of their own. In the default study each part counts as a study, named by its
+target."""
+
+SEARCH = "search_"
+"""The prefix of studies that search for a dose with one or two seeds; they are no evidence."""
+
+SAME_RUNS = ("id", "seeds", "effect", "low", "high")
+"""Two lines that agree in these columns come from the same runs."""
+
+MOST_NAMED = 4
+"""The largest number of undecided studies that are listed by name."""
+
+
+class MadeFor(Settings):
+    """What `made_for.yaml` beside results says of the studies there.
+
+    Attributes:
+        made_for: the ids of the statements that each study was made for.
+        alone: by a statement's id the prefix of the studies whose lines alone count.
+        archives: studies that no command makes again.
+    """
+
+    made_for: dict[str, tuple[str, ...]] = Field({})
+    alone: dict[str, str] = Field({})
+    archives: tuple[str, ...] = ()
+
+    def command(self, statement: str) -> str:
+        """The command of the study made for a statement, by its id; empty without one."""
+        return next((command_of(study) for study, ids in self.made_for.items() if statement in ids), "")
+
+
+def read_made_for(roots: Iterable[Path]) -> MadeFor:
+    """The first made_for.yaml in these folders; nothing without one. Raises StudyError if it cannot be read."""
+    file = next((file for root in roots if (file := root / "made_for.yaml").is_file()), None)
+    if file is None:
+        return MadeFor()
+    try:
+        return MadeFor.model_validate(read_yaml(file))
+    except ValidationError as error:
+        raise StudyError(f"{file}: {sentences(error, MadeFor)}") from None
+
+
+def command_of(study: str) -> str:
+    """The command that makes the results of this name; a part is made with its study."""
+    name, _ = whole_and_part(study)
+    if name == "default":
+        return "make reproduce"
+    return f"make search/{name.removeprefix(SEARCH)}" if name.startswith(SEARCH) else f"make {name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Told(Verdict):
+    """A verdict with the current text of a known claim, and the path of its report, or None."""
+
+    page: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """One study's results.
+
+    Attributes:
+        claims: the lines of its claims.csv files.
+        figures: each with the tables behind it that exist.
+        tables: of its ablations and comparisons, in Markdown.
+        page: its report, or None.
+        remedies: each arm's remedy against tail and mismatch, which may be empty.
+        command: the command that makes it again; empty for an archive.
+    """
+
+    name: str
+    claims: tuple[Told, ...]
+    figures: tuple[tuple[Path, tuple[Path, ...]], ...]
+    tables: tuple[Path, ...]
+    page: Path | None
+    remedies: Mapping[str, str]
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A statement with its verdict from one line of one study, or without study and line if there is no evidence.
+
+    Attributes:
+        command: of the study made for the statement; empty without one.
+        claim: the entry of the statement's `by` to which the line belongs, if there are lines on several entries.
+    """
+
+    statement: Statement
+    command: str
+    verdict: str
+    words: str
+    study: Shown | None = None
+    line: Told | None = None
+    claim: str = ""
+
+    @property
+    def made_by(self) -> str:
+        """The command that makes the evidence, again or for the first time; empty for lines of several studies."""
+        if self.study:
+            return self.study.command
+        if self.statement.by and self.verdict == UNTESTABLE:
+            return ""
+        return "make test" if self.verdict == DEFINITION else self.command
+
+
+def read_shown(roots: Iterable[Path]) -> list[Shown]:
+    """The studies with claims under folders such as results and docs/results, without searches for a dose.
+
+    The first folder with a study's name wins. Raises StudyError if a table of claims cannot be read.
+    """
+    folders = list(roots)
+    archives = read_made_for(folders).archives
+    found: dict[str, Shown] = {}
+    for root in folders:
+        for folder in sorted(path for path in (*root.glob("*"), *root.glob("*/*")) if path.is_dir()):
+            name = folder.relative_to(root).as_posix()
+            if name.startswith(SEARCH) or ("/" in name and folder.name in FOLDERS):
+                continue
+            if name == "default":
+                places = {name: [folder], **{target: [folder / part] for part, target in PARTS.items()}}
+            else:
+                places = {name: [folder, *(folder / part for part in PARTS)]}
+            for name, own in places.items():
+                if name not in found and any(_tables(place) for place in own):
+                    found[name] = _shown(name, own, "" if name in archives else command_of(name))
+    return list(found.values())
+
+
+def read_answers(roots: Iterable[Path]) -> tuple[list[Shown], list[Answer]]:
+    """The studies of `read_shown`, and what they say of each statement."""
+    folders = list(roots)
+    studies = read_shown(folders)
+    return studies, answers(studies, read_made_for(folders))
+
+
+def answers(studies: Sequence[Shown], known: MadeFor) -> list[Answer]:
+    """Every statement in order, with each of its lines, claim by claim; lines of its own study come first.
+
+    Lines that cannot decide a claim are only counted, if another line can. Two studies may share runs to the bit: lines
+    on a mean with the same effect and interval say so.
+    """
+    found = []
+    for statement in STATEMENTS:
+        # A line without arms says that its study has no suitable arm.
+        told = [(study, line) for study in studies for line in study.claims if line.arms]
+        command, prefix = known.command(statement.id), known.alone.get(statement.id, "")
+        named = [(study, line) for study, line in told if study.name.startswith(prefix)]
+        named.sort(key=lambda pair: pair[0].command != command)
+        spoken = {name: [pair for pair in named if fnmatchcase(pair[1].id, name)] for name in statement.by}
+        several = sum(map(bool, spoken.values())) > 1
+        for name, lines in spoken.items():
+            found += _spoken(statement, command, name if several else "", lines)
+        if not any(spoken.values()):
+            held = f"held by {statement.held_by}" if statement.held_by else ""
+            words = held or statement.beyond or "no results at hand speak to it"
+            found.append(Answer(statement, command, outcome_without_lines(statement), words))
+    return found
+
+
+def made_for(lines: Iterable[Answer]) -> list[Answer]:
+    """The lines of the study made for their statement."""
+    return [answer for answer in lines if answer.study and answer.study.command == answer.command]
+
+
+def verdicts_of_statements(found: Iterable[Answer]) -> dict[str, str]:
+    """One verdict for each statement, by its id: that of the study made for it, or of all studies if there is none."""
+    verdicts = {}
+    for statement, group in itertools.groupby(found, key=lambda answer: answer.statement):
+        lines = list(group)
+        verdicts[statement.id] = outcome_of_lines({answer.verdict for answer in made_for(lines) or lines})
+    return verdicts
+
+
+def _spoken(statement: Statement, command: str, claim: str, lines: Sequence[tuple[Shown, Told]]) -> list[Answer]:
+    """The lines on one claim of the statement, or on several of a kind. Lines without an event are only counted if
+    another line on the same claim has one."""
+    decided = {line.id for _, line in lines if line.verdict not in SILENT}
+    found, rest = list[Answer](), list[tuple[Shown, Told]]()
+    first: dict[tuple[object, ...], str] = {}
+    for study, line in lines:
+        if line.verdict in SILENT and line.id in decided:
+            rest.append((study, line))
+            continue
+        runs = first.setdefault(tuple(getattr(line, key) for key in SAME_RUNS), study.name)
+        # A share of runs has the same interval in any two studies with the same counts.
+        same = runs != study.name and not math.isnan(line.low) and line.unit != "share of runs"
+        again = f" (the same runs as in {runs})" if same else ""
+        found.append(Answer(statement, command, line.verdict, line.seen + again, study, line, claim))
+    if rest:
+        verdict = outcome_of_lines({line.verdict for _, line in rest})
+        found.append(Answer(statement, command, verdict, _rest(rest), claim=claim))
+    return found
+
+
+def _rest(rest: Sequence[tuple[Shown, Told]]) -> str:
+    """Lines without an event in words, with their reason if it is the same for all."""
+    names = dict.fromkeys(study.name for study, _ in rest)
+    said = {line.seen.split(";")[0] for _, line in rest}
+    lines = "one line more" if len(rest) == 1 else f"{len(rest)} lines more"
+    where = f"of {', '.join(names)}" if len(names) <= MOST_NAMED else f"of {len(names)} studies"
+    return f"{lines}, {where}: " + (said.pop() if len(said) == 1 else "nothing to test")
+
+
+def _tables(folder: Path) -> list[Path]:
+    """The tables of claims of one study: its own, and one per ablation."""
+    own = [path for path in (folder / "claims.csv", folder / "tables" / "claims.csv") if path.is_file()]
+    return own + sorted(folder.glob("*_claims.csv")) + sorted(folder.glob("ablations/*_claims.csv"))
+
+
+def _shown(name: str, places: Sequence[Path], command: str) -> Shown:
+    pages = {place: _page(place, name) for place in places}
+    claims = [
+        Told(**asdict(row) | {"claim": words_of(row.id, row.claim)}, page=page)
+        for place, page in pages.items()
+        for path in _tables(place)
+        for row in read_verdicts(path)
+    ]
+    remedies: dict[str, str] = {}
+    for path in (place / table for place in places for table in ("arms.csv", "tables/arms.csv")):
+        if path.is_file():
+            remedies |= {row["arm"]: row["remedy"] for row in read_csv(path, ("arm", "remedy"))}
+    patterns = ("*.svg", "figures/*.svg", "ablations/*.svg")
+    drawn = sorted(path for place in places for pattern in patterns for path in place.glob(pattern))
+    drawn.sort(key=lambda path: place_of(path.stem))
+    figures = []
+    for path in drawn:
+        beside = path.parent, path.parents[1] / "tables"
+        wanted = ([folder / f"{stem}.csv" for folder in beside] for stem in BEHIND.get(path.stem, (path.stem,)))
+        found = (next((table for table in tables if table.is_file()), None) for tables in wanted)
+        figures.append((path, tuple(filter(None, found))))
+    page = next((page for page in pages.values() if page), None)
+    written = (path.with_name(path.name.replace("_claims.csv", ".md")) for place in places for path in _tables(place))
+    tables = tuple(path for path in written if path.suffix == ".md" and path.is_file())
+    return Shown(name, tuple(claims), tuple(figures), tables, page, remedies, command)
+
+
+def _page(place: Path, name: str) -> Path | None:
+    pages = (place / page for page in ("summary.html", "summary.md", f"{PARTS.get(place.name, name)}.md"))
+    return next((page for page in pages if page.is_file()), None)

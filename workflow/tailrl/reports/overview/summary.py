@@ -1,0 +1,75 @@
+"""The summary of a study in words and tables (Markdown), made from its results alone."""
+
+from collections.abc import Sequence
+
+from tailrl.artifacts.claims import Verdict
+from tailrl.artifacts.results import Results, TrainedRun
+from tailrl.config.study import Study
+from tailrl.page_parts.number_text import LOST, spread
+from tailrl.reports.curves import mean_of
+from tailrl.reports.mismatch.numbers import mean_k3
+from tailrl.reports.overview.arms import describe_arms
+from tailrl.reports.overview.cards import cards, tally
+from tailrl.reports.overview.message import three_sentences
+from tailrl.reports.page import render
+from tailrl.reports.scores.numbers import Comparison, Gain, policy_scores
+from tailrl.reports.scores.page import comparison_table, difference_sentence
+from tailrl.reports.what_ran import what_ran
+from tailrl.stats.intervals import LEVEL, problem_interval
+from tailrl.tracking import metrics as keys
+
+LAST = 0.1
+"""The final reward is the mean over this last share of the steps."""
+
+TRAINING_COLUMNS = {
+    "k3 masked": keys.K3_MASKED,
+    "k3 unmasked": keys.K3_UNMASKED,
+    LOST: keys.KEPT_MASS_TRAIN,
+    "outside": keys.OUTSIDE,
+    "rejected": keys.REJECTED,
+    "vetoed": keys.VETOED,
+}
+"""Columns with means over all steps; the kept mass is shown as 1 minus it."""
+
+
+def summarize(
+    study: Study,
+    results: Results,
+    verdicts: Sequence[Verdict],
+    gains: Sequence[Gain],
+    compared: Sequence[Comparison],
+) -> str:
+    """The text of summary.md: what was found, the question, verdicts, arms, scores, comparisons, and what ran."""
+    base = results.base.scores[0]
+    problems, samples = base.correct_PK.shape
+    comparisons = [c for c in compared if c.why]
+    k3 = {arm: mean_k3(results, arm) for arm in results.arms}
+    return render(
+        "overview/summary.md.j2",
+        study=study,
+        results=results,
+        sentences=three_sentences(results, gains, compared, verdicts),
+        verdicts=verdicts,
+        tally=tally(cards(verdicts)),
+        level=LEVEL,
+        described=describe_arms(results),
+        base=base,
+        problems=problems,
+        samples=samples,
+        untrained=problem_interval(base.correct_PK),
+        gains=gains,
+        baselines=[policy for policy in policy_scores(results) if policy.arm in results.baselines],
+        columns=TRAINING_COLUMNS,
+        last=LAST,
+        trained={arm: _trained(results.runs[arm]) for arm in results.arms},
+        compared=comparison_table(comparisons, "tables/differences.csv") if comparisons else "",
+        differences=[difference_sentence(comparison, k3, len(comparisons)) for comparison in comparisons],
+        ran=what_ran(results),
+    )
+
+
+def _trained(runs: Sequence[TrainedRun]) -> list[str]:
+    """An arm's cells in the training table."""
+    means = {name: mean_of(runs, key) for name, key in TRAINING_COLUMNS.items()}
+    final = mean_of(runs, keys.REWARD, last=LAST)
+    return [spread(final), *(spread(1.0 - values if name == LOST else values) for name, values in means.items())]

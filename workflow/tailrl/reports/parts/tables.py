@@ -1,0 +1,59 @@
+"""The tables that a study's parts left, in results/<study>/<part>/tables/ or docs/results/<study>/<part>/."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tailrl.artifacts.tables import read_csv
+from tailrl.config.pooled import SCORE_COLUMN, SCORE_TABLE, Pool
+from tailrl.reports.parts.numbers import POOLED_SCORE, Numbers, PartNumbers
+from tailrl.runtime.errors import StudyError
+
+
+def read_parts(pool: Pool, names: Sequence[str], folders: Sequence[Path]) -> PartNumbers:
+    """The measures of each finished part by its name; an empty cell is NaN.
+
+    Args:
+        pool: says which tables and columns.
+        names: of all parts that are pooled, in their order.
+        folders: of each finished part's tables.
+
+    Raises:
+        StudyError: no part, a folder of none, a table is missing or none, or an arm's number of seeds differs between
+            parts.
+    """
+    if not folders:
+        raise StudyError("no part is finished: `snakemake -n part_NAME --configfile FILE` says what one takes")
+    columns = {POOLED_SCORE: (SCORE_TABLE, SCORE_COLUMN)}
+    columns |= {name: (measure.table, measure.column) for name, measure in pool.measures.items()}
+    found = {}
+    for folder in folders:
+        if (part := part_name(folder)) not in names:
+            raise StudyError(f"{folder}: {part} is no part of this study")
+        found[part] = {name: _numbers(folder / table, column) for name, (table, column) in columns.items()}
+    for name in columns:
+        _check_seeds({folder: found[part_name(folder)][name] for folder in folders})
+    return {part: found[part] for part in names if part in found}
+
+
+def part_name(folder: Path) -> str:
+    """The part that left this folder of tables."""
+    return (folder.parent if folder.name == "tables" else folder).name
+
+
+def _check_seeds(parts: Mapping[Path, Numbers]) -> None:
+    seeds = {arm: (len(values), folder) for folder, part in parts.items() for arm, values in part.items()}
+    for folder, part in parts.items():
+        for arm, values in part.items():
+            count, other = seeds[arm]
+            if len(values) != count:
+                raise StudyError(f"{folder}: {arm} has {len(values)} seeds, but {count} in {other}: was one a trial?")
+
+
+def _numbers(path: Path, name: str) -> Numbers:
+    found = dict[str, dict[int, float]]()
+    try:
+        for row in read_csv(path, ("arm", "seed", name)):
+            found.setdefault(row["arm"], {})[int(row["seed"])] = float(row[name] or "nan")
+    except ValueError:
+        raise StudyError(f"{path}: a line's seed or {name} is not a number") from None
+    return found

@@ -1,0 +1,173 @@
+"""Held-out scores of each arm and each policy, and differences between arms."""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tailrl.artifacts.evaluation import Score
+from tailrl.artifacts.metrics import FloatArray
+from tailrl.artifacts.results import Results
+from tailrl.artifacts.tables import Row
+from tailrl.stats.crossed import crossed_difference, crossed_gain, crossed_interval
+from tailrl.stats.intervals import Interval, mean_interval, problem_interval
+from tailrl.stats.power import least_effect, seeds_needed
+from tailrl.stats.tests import Difference, arm_difference, holm, paired_difference
+
+Pair = tuple[str, str]
+Differences = tuple[Difference, Difference, Difference]
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """An arm's held-out scores, as shares of 1, and its gain in avg@k over the untrained policy.
+
+    Attributes:
+        avg, passed: avg@k and pass@k, with intervals over seeds and problems (`crossed`).
+        avg_seeds: avg@k with its interval over seeds alone, for these problems.
+        gain: with its interval over seeds and problems; gain_p_holm: its p by Holm over the study's arms.
+        single_min, single_max: smallest and largest gain of a single seed.
+        single_low: the lowest end of a single seed's interval over problems.
+    """
+
+    arm: str
+    avg: Interval
+    avg_seeds: Interval
+    passed: Interval
+    gain: Difference
+    gain_p_holm: float
+    single_min: float
+    single_max: float
+    single_low: float
+
+
+def gains_over_base(results: Results) -> list[Gain]:
+    """Every arm's held-out scores and gain over the untrained policy."""
+    base_P = results.base.scores[0].by_problem
+    scores = {arm: results.evaluations[arm].scores for arm in results.arms}
+    gains = {arm: crossed_gain(by_problem(own), base_P) for arm, own in scores.items()}
+    adjusted = holm([gain.p for gain in gains.values()]).tolist()
+    found = []
+    for (arm, own), gain_p in zip(scores.items(), adjusted, strict=True):
+        single = [paired_difference(score.by_problem, base_P) for score in own]
+        found.append(
+            Gain(
+                arm,
+                crossed_interval(by_problem(own)),
+                mean_interval([score.avg_at_k for score in own]),
+                crossed_interval([score.correct_PK.max(axis=1) for score in own]),
+                gains[arm],
+                gain_p,
+                min(difference.mean for difference in single),
+                max(difference.mean for difference in single),
+                min(difference.low for difference in single),
+            )
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyScore:
+    """One policy's held-out scores, shares of 1: avg@k, pass@k, and the gain in avg@k over the untrained policy.
+
+    Intervals are over problems, with the gain paired.
+    """
+
+    arm: str
+    seed: int
+    avg: Interval
+    passed: float
+    gain: Difference
+
+
+def policy_scores(results: Results) -> list[PolicyScore]:
+    """Every evaluated policy, the untrained one first, then the same at the temperatures of its baselines."""
+    base_P, found = results.base.scores[0].by_problem, []
+    for evaluation in results.all_evaluations():
+        for score in evaluation.scores:
+            avg, gain = problem_interval(score.correct_PK), paired_difference(score.by_problem, base_P)
+            found.append(PolicyScore(evaluation.arm, score.seed, avg, score.pass_at_k, gain))
+    return found
+
+
+def problem_rows(results: Results) -> Iterator[Row]:
+    """How many of its samples each evaluated policy got right, problem by problem; a snapshot has a step."""
+    for evaluation in results.all_evaluations():
+        for score in (*evaluation.scores, *evaluation.snapshots):
+            step = "" if score.step is None else score.step
+            whose = {"arm": evaluation.arm, "seed": score.seed, "step": step}
+            for problem, correct_K in zip(evaluation.problems, score.correct_PK, strict=True):
+                yield {**whose, "problem": problem, "correct": int(correct_K.sum()), "samples": correct_K.size}
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """avg@k of arm `first` minus arm `second`, shares of 1.
+
+    Attributes:
+        why: why the report has the pair, such as "matched control"; empty for other pairs.
+        both: the difference over seeds and problems; seeds, problems: over seeds alone (Welch), or problems (paired).
+        both_p_holm, seeds_p_holm, problems_p_holm: p by Holm, over the reported pairs; for other pairs over all pairs.
+        seeds_needed: seeds per arm that detect a true difference of this size over seeds with probability 0.8.
+        least_seen: the smallest true difference that the study's seeds detect with that probability.
+    """
+
+    first: str
+    second: str
+    why: str
+    both: Difference
+    both_p_holm: float
+    seeds: Difference
+    seeds_p_holm: float
+    problems: Difference
+    problems_p_holm: float
+    seeds_needed: float
+    least_seen: float
+
+
+def compare_arms(results: Results, references: Sequence[tuple[str, str, str]]) -> list[Comparison]:
+    """The reported pairs, `arm_pairs.references` or `arm_pairs.ties`, then all others, later arm minus earlier arm."""
+    asked = {(arm, reference): why for arm, reference, why in references}
+    others = ((later, earlier) for earlier, later in itertools.combinations(results.arms, 2))
+    pairs = [*asked, *(pair for pair in others if pair not in asked and pair[::-1] not in asked)]
+    differences = {pair: _differences(results, *pair) for pair in pairs}
+    adjusted = _adjusted(differences, pairs) | _adjusted(differences, list(asked))
+    found = []
+    for pair in pairs:
+        seeds_S = [seed_scores(results, arm) for arm in pair]
+        (both, seeds, problems), p = differences[pair], adjusted[pair]
+        power = seeds_needed(*seeds_S), least_effect(*seeds_S)
+        found.append(Comparison(*pair, asked.get(pair, ""), both, p[0], seeds, p[1], problems, p[2], *power))
+    return found
+
+
+def seed_scores(results: Results, arm: str) -> FloatArray:
+    """Held-out avg@k of each run of an arm, (S,), as a share of 1."""
+    return np.array([score.avg_at_k for score in results.evaluations[arm].scores])
+
+
+def scores_of(results: Results, arm: str) -> FloatArray:
+    """avg@k of each run of an arm on every problem, (S, P)."""
+    return by_problem(results.evaluations[arm].scores)
+
+
+def by_problem(scores: tuple[Score, ...]) -> FloatArray:
+    """avg@k of every seed on every problem, (S, P)."""
+    return np.stack([score.by_problem for score in scores])
+
+
+def _differences(results: Results, first: str, second: str) -> Differences:
+    """Over seeds and problems, over seeds alone, over problems alone."""
+    one_SP, other_SP = (scores_of(results, arm) for arm in (first, second))
+    return (
+        crossed_difference(one_SP, other_SP),
+        arm_difference(one_SP.mean(axis=1), other_SP.mean(axis=1)),
+        paired_difference(one_SP.mean(axis=0), other_SP.mean(axis=0)),
+    )
+
+
+def _adjusted(found: Mapping[Pair, Differences], pairs: Sequence[Pair]) -> dict[Pair, list[float]]:
+    """Each pair's p of the three differences, by Holm over these pairs."""
+    columns = [holm([found[pair][column].p for pair in pairs]) for column in range(3)]
+    return {pair: [float(p_M[place]) for p_M in columns] for place, pair in enumerate(pairs)}

@@ -1,0 +1,128 @@
+"""Held-out scores of each arm, and differences between arms: tables, figures, words."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from tailrl.artifacts.results import Results
+from tailrl.artifacts.tables import flat_rows, write_csv
+from tailrl.config.study import BASE_ARM
+from tailrl.page_parts.number_text import count, p_value, points
+from tailrl.reports.arm_pairs import references
+from tailrl.reports.axes import GREY, arm_styles, make_panels, save_svg, set_percent_axis, style
+from tailrl.reports.page import render
+from tailrl.reports.scores.numbers import (
+    Comparison,
+    Gain,
+    PolicyScore,
+    compare_arms,
+    gains_over_base,
+    policy_scores,
+    problem_rows,
+)
+from tailrl.stats.intervals import LEVEL, Interval, problem_interval
+from tailrl.stats.power import MOST
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """A study's held-out scores: of each arm, of each policy, and between arms."""
+
+    gains: list[Gain]
+    policies: list[PolicyScore]
+    comparisons: list[Comparison]
+
+
+def write_scores(results: Results, out: Path) -> Scores:
+    """Write the figure and the tables of held-out scores; returns the numbers."""
+    scores = Scores(gains_over_base(results), policy_scores(results), compare_arms(results, references(results)))
+    write_csv(out / "tables" / "evaluation.csv", flat_rows(scores.gains))
+    write_csv(out / "tables" / "policies.csv", flat_rows(scores.policies))
+    write_csv(out / "tables" / "problems.csv.gz", problem_rows(results))
+    write_csv(out / "tables" / "differences.csv", flat_rows(scores.comparisons))
+    base_PK = results.base.scores[0].correct_PK
+    figure = evaluation_figure(scores.gains, scores.policies, problem_interval(base_PK), base_PK.shape[1])
+    save_svg(figure, out / "figures" / "evaluation.svg")
+    return scores
+
+
+def evaluation_figure(gains: Sequence[Gain], policies: Sequence[PolicyScore], base: Interval, samples: int) -> Figure:
+    """avg@k and pass@k of each arm: a dot per seed, the mean with its interval, base as a line.
+
+    Args:
+        gains: one per arm.
+        policies: every evaluated policy, base among them.
+        base: the untrained policy's avg@k with its interval over problems (the grey band).
+        samples: k.
+    """
+    arms = [gain.arm for gain in gains]
+    base_pass = next(policy.passed for policy in policies if policy.arm == BASE_ARM)
+    with style():
+        figure, (avg, passed) = make_panels(1, 2, 0.9 + 0.32 * len(arms))
+        for place, (gain, (colour, _, marker)) in enumerate(zip(gains, arm_styles(arms).values(), strict=True)):
+            own = [policy for policy in policies if policy.arm == gain.arm]
+            avg.scatter([p.avg.mean for p in own], [place + 0.14] * len(own), s=9, color=colour, alpha=0.6)
+            passed.scatter([p.passed for p in own], [place + 0.14] * len(own), s=9, color=colour, alpha=0.6)
+            for ax, interval in ((avg, gain.avg), (passed, gain.passed)):
+                ax.plot(interval.mean, place - 0.14, marker, markersize=4, color=colour)
+                ax.hlines(place - 0.14, interval.low, interval.high, color=colour, linewidth=1)
+        avg.axvspan(base.low, base.high, color=GREY, alpha=0.15, linewidth=0)
+        for ax, value, name in ((avg, base.mean, f"avg@{samples}"), (passed, base_pass, f"pass@{samples}")):
+            ax.axvline(value, color=GREY, linestyle="--", linewidth=1)
+            _dress_scores(ax, name, len(arms))
+        avg.set_yticks(range(len(arms)), arms)
+        passed.set_yticks(range(len(arms)), [""] * len(arms))
+        line = Line2D([], [], color=GREY, linestyle="--", linewidth=1)
+        figure.legend([line], ["untrained policy"], loc="outside upper center")
+    return figure
+
+
+def _dress_scores(ax: Axes, name: str, arms: int) -> None:
+    low, high = ax.get_xlim()
+    ax.set_xlim(max(low, -0.02), min(high, 1.02))  # a t interval of few seeds can leave [0, 1]
+    ax.set_ylim(arms - 0.5, -0.5)
+    ax.grid(visible=False, axis="y")
+    set_percent_axis(ax)
+    ax.set_xlabel(f"{name} on held-out problems")
+
+
+def difference_sentence(comparison: Comparison, k3: Mapping[str, float], comparisons: int) -> str:
+    """The result of one comparison in words.
+
+    Args:
+        comparison: the two arms' difference.
+        k3: mean unmasked k3 KL of each arm, nats (NaN: not recorded), the size of the mismatch.
+        comparisons: the number of reported comparisons, over which Holm corrects p.
+    """
+    first, second, both = comparison.first, comparison.second, comparison.both
+    size = ", ".join(f"{arm} {k3[arm]:.2g}" for arm in (second, first) if not math.isnan(k3[arm]))
+    place = f" (unmasked k3: {size} nats)" if size else ""
+    if math.isnan(both.low):
+        alone = comparison.problems
+        found = "no verdict on the arms: a single seed, or seeds that agree, do not show how much runs differ"
+        return f"**{first} against {second}**: {found}{place}. Between these policies: {points(alone)} points."
+    found, p = f"{points(both)} points", comparison.both_p_holm
+    if p <= LEVEL:
+        found = f"{first} is {'above' if both.mean > 0 else 'below'} {second}: {found}"
+    elif both.low <= 0 <= both.high:
+        found = f"no detectable difference: {found}"
+    else:
+        found += f"; not confirmed after correction for {count(comparisons, 'comparison')} (p {p_value(p)})"
+    return f"**{first} against {second}**: {found}{place}."
+
+
+def comparison_table(comparisons: Sequence[Comparison], others: str) -> str:
+    """The table of differences between arms, with a note; `others` is the file with all pairs."""
+    return render("scores/comparisons.md.j2", comparisons=comparisons, others=others, power=_power, level=LEVEL)
+
+
+def _power(comparison: Comparison) -> tuple[str, str]:
+    """Seeds needed and the smallest detectable difference, in words; empty if the variance over seeds is unknown."""
+    needed, least = comparison.seeds_needed, comparison.least_seen
+    seeds = "" if math.isnan(needed) else f"{needed:.0f}" if math.isfinite(needed) else f"over {MOST:,}"
+    return seeds, "" if math.isnan(least) else f"{100 * least:.1f}"

@@ -1,0 +1,67 @@
+"""A study's saved workspace on a W&B server: the panels of the study's page, its runs grouped by arm."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from tailrl.artifacts.records import RunRecord, finished_jobs, read_record
+from tailrl.runtime.errors import StudyError, reason
+from tailrl.tracking import metrics as keys
+
+# Of each panel its title, its metric, and whether the axis is logarithmic.
+SECTIONS: dict[str, tuple[tuple[str, str, bool], ...]] = {
+    "Reward": (("reward", keys.REWARD, False),),
+    "Mismatch": (
+        ("k3 KL, masked, nats", keys.K3_MASKED, True),
+        ("k3 KL, unmasked, nats", keys.K3_UNMASKED, True),
+        ("mean weight before clipping", keys.WEIGHT_RAW, True),
+        ("effective sample size, of batch", keys.SAMPLE_SIZE_RAW, False),
+    ),
+    "Pruning": (
+        ("kept mass in the trainer", keys.KEPT_MASS_TRAIN, False),
+        ("size of the trainer's set, tokens", keys.KEPT_VOCAB_TRAIN, True),
+        ("sampled tokens outside it", keys.OUTSIDE, False),
+        ("sequences vetoed", keys.VETOED, False),
+    ),
+    "Training": (
+        ("policy entropy, nats", keys.ENTROPY, False),
+        ("gradient norm", keys.GRADIENT_NORM, True),
+        ("response length, tokens", keys.LENGTH, False),
+    ),
+}
+
+
+def save_workspace(results: Path) -> str:
+    """Saves the workspace of the study in a results folder; returns its address.
+
+    Raises:
+        StudyError: there is no finished run, or the server does not take it.
+    """
+    study = read_record(finished_jobs(results)[0], RunRecord).study
+    import wandb
+    import wandb_workspaces.reports.v2 as reports
+    import wandb_workspaces.workspaces as workspaces
+
+    def panel(title: str, metric: str, log: bool) -> Any:
+        grouped = {"groupby": reports.Config("arm"), "groupby_aggfunc": "mean", "groupby_rangefunc": "minmax"}
+        return reports.LinePlot(title=title, x=keys.STEP, y=[metric], log_y=log, **grouped)
+
+    def section(name: str) -> Any:
+        panels = [panel(*one) for one in SECTIONS[name]]
+        return workspaces.Section(name=name, panels=panels, is_open=True, pinned=True)
+
+    try:
+        workspace = workspaces.Workspace(
+            entity=os.environ.get("WANDB_ENTITY") or wandb.Api().default_entity,
+            project=os.environ.get("WANDB_PROJECT", "tailrl"),
+            name=study,
+            sections=[section(name) for name in SECTIONS],
+            settings=workspaces.WorkspaceSettings(x_axis=keys.STEP, max_runs=100),
+            runset_settings=workspaces.RunsetSettings(
+                filters=f"Config('study') = '{study}'", groupby=[workspaces.Config("arm")]
+            ),
+        )
+        workspace.save()
+    except Exception as error:  # of wandb's own, of its HTTP library, of the system
+        raise StudyError(f"{results}: W&B does not take the workspace: {reason(error)}") from None
+    return str(workspace.url)
