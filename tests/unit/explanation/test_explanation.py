@@ -16,9 +16,13 @@ from transformers import AutoTokenizer
 from typer import Exit
 
 from tailrl.cli import commands
+from tailrl.diagnosis.tables import read_table
 from tailrl.explanation.catalogue import Entry, Hypothesis, catalogue
 from tailrl.explanation.explanation import Explanation, explain
 from tailrl.explanation.page import verdict
+from tailrl.explanation.prompts import match
+from tailrl.explanation.scorer import Scorer
+from tailrl.explanation.sequences import read
 from tailrl.runtime.errors import StudyError
 
 COUNT, TOKENS = 12, 24
@@ -210,6 +214,17 @@ def test_prompts_are_found_in_a_set_by_the_numbers(folder: Path, prompts: list[l
     file.write_text("".join(mixed), encoding="utf-8")
     found = explain(alone, folder, prompts=file, tokens=200)
     assert found.trainer.before < 1e-4 and causes(found) == {"repetition_penalty": pytest.approx(1.2, rel=0.1)}
+
+
+def test_prompts_are_found_for_log_probs_without_their_sign(folder: Path, prompts: list[list[int]]) -> None:
+    responses, sampler = sampled(load(folder), prompts, TOKENS)
+    negated = [-column_T for column_T in sampler]
+    rows = rows_of(prompts, responses, negated, negated)
+    alone = [{**row, "token_ids": ids} for row, ids in zip(rows, responses, strict=True)]
+    candidates = [tuple(prompt) for prompt in prompts[::-1]]
+    found, _ = match(Scorer(str(folder)), read(read_table(alone)).responses, candidates, rows=0, seen=int)
+    matched = [joined.whole_T for joined in found]
+    assert [list(whole_T)[: len(ids)] for whole_T, ids in zip(matched, prompts, strict=True)] == prompts
 
 
 @slow

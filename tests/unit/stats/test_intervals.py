@@ -12,10 +12,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from tailrl.stats.intervals import (
     Ratio,
     cluster_interval,
+    geometric_interval,
+    known_mean,
+    log_slope,
     mean_interval,
     problem_interval,
     ratio_difference,
@@ -393,3 +397,22 @@ def test_a_difference_without_terms_is_none() -> None:
     # One prompt, which both share: a difference, and no interval.
     one = ratio_difference(Ratio(np.ones(2), np.ones(2), np.zeros(2)), Ratio(2 * np.ones(3), np.ones(3), np.zeros(3)))
     assert one.mean == 1 and one.n == 1 and math.isnan(one.low) and math.isnan(one.high)
+
+
+def test_a_geometric_mean_leaves_out_what_is_not_above_0() -> None:
+    values = [0.5, 2.0, 8.0, 3.0]
+    found = geometric_interval([*values, 0.0, math.nan])
+    assert found.mean == pytest.approx(stats.gmean(values)) and found.n == 4
+    logs = stats.t.interval(0.95, 3, np.log(values).mean(), stats.sem(np.log(values)))
+    assert (found.low, found.high) == pytest.approx(tuple(np.exp(logs)))
+
+
+def test_the_slope_of_a_power_is_its_exponent() -> None:
+    x = np.array([0.1, 1.0, 7.0, 30.0])
+    assert log_slope(x, 3.0 * x**1.7) == pytest.approx(1.7)
+    assert math.isnan(log_slope(x, [1.0, 2.0, 0.0, 4.0])) and math.isnan(log_slope(x, [1.0, 2.0, math.nan, 4.0]))
+
+
+def test_a_mean_of_what_is_known() -> None:
+    assert known_mean([1.0, math.nan, 4.0]) == 2.5
+    assert math.isnan(known_mean([math.nan])) and math.isnan(known_mean([]))

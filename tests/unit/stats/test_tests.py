@@ -5,8 +5,10 @@ from dataclasses import astuple
 
 import numpy as np
 import pytest
+from scipy import stats
 
-from tailrl.stats.tests import arm_contrast, arm_difference
+from tailrl.stats.intervals import cluster_interval, mean_interval
+from tailrl.stats.tests import above_and_below, arm_contrast, arm_difference
 
 
 def test_arm_contrast_of_two_arms_is_their_difference() -> None:
@@ -34,3 +36,10 @@ def test_arm_contrast_edges() -> None:
     assert math.isnan(arm_contrast([[0.5], [0.25, 0.75], [0.0, 1.0], [0.0, 1.0]], (1, -1, -1, 1)).p)
     same = arm_contrast([[1.0, 1.0], [0.5, 0.5], [0.75, 0.75], [0.5, 0.5]], (1, -1, -1, 1))
     assert (same.mean, same.n) == (0.25, 2) and math.isnan(same.p) and math.isnan(same.low)
+
+
+def test_a_mean_with_its_interval_has_the_p_of_students_test() -> None:
+    values = np.random.default_rng(3).normal(0.2, 1.0, 12)
+    above, below = (stats.ttest_1samp(values, 0.0, alternative=side).pvalue for side in ("greater", "less"))
+    assert above_and_below(mean_interval(values)) == pytest.approx((above, below), rel=1e-9)
+    assert np.isnan(above_and_below(cluster_interval([1.0, 2.0], [0, 0]))).all(), "one cluster has no interval"

@@ -20,7 +20,7 @@ class SamplerSettings(Kinds):
     WHOLE_BEFORE: ClassVar = True
 
     PATH: ClassVar[str] = ""
-    """The import path of its class, of an engine of ours."""
+    """The import path of its class, or of what makes it, of an engine of ours."""
     TRAINERS_BITS: ClassVar[bool] = False
     """Whether its log-probs are the trainer's bit for bit, in the trainer's formats."""
     HOTTEST: ClassVar[float] = math.inf
@@ -69,11 +69,6 @@ class SamplerSettings(Kinds):
     def few_bit_trainer(self) -> bool:
         """Whether the trainer computes with the engine's few bits, of a twin or as a remedy."""
         return self.quantizes_trainer
-
-    @property
-    def twin(self) -> "FewBits | None":
-        """The formats of a quantised engine that is compared with the same quantisation in PyTorch; None: it is not."""
-        return None
 
     @property
     def sharing(self) -> int:
@@ -133,7 +128,7 @@ class FewBits(SamplerSettings):
 class VllmSettings(FewBits):
     """The engine vLLM."""
 
-    PATH: ClassVar = "tailrl.rollout.vllm.engine:VllmSampler"
+    PATH: ClassVar = "tailrl.rollout.vllm.engine:make_engine"
     HOTTEST: ClassVar = 2.0  # of vLLM's SamplingParams
 
     engine: Literal["vllm"] = Field("vllm", description="vLLM")
@@ -174,11 +169,6 @@ class VllmSettings(FewBits):
     def few_bit_trainer(self) -> bool:
         """See `quantized_trainer`."""
         return self.quantized_trainer
-
-    @property
-    def twin(self) -> "FewBits | None":
-        """Itself, where it quantises: vLLM's kernels and loaders are not ours."""
-        return self if self.quantized else None
 
     @property
     def sharing(self) -> int:

@@ -6,19 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from tailrl.artifacts.files import parse_object, read_text
 from tailrl.artifacts.metrics import FloatArray
-from tailrl.explanation.inputs import Inputs
-from tailrl.explanation.scorer import Scorer, first_logprobs
+from tailrl.explanation.scorer import Scorer, logprobs_after
 from tailrl.explanation.sequences import Response, Scored, encode, joined
 from tailrl.runtime.errors import StudyError
 
 TRIED = 16  # a response's prompt is found by so many of its first tokens
-SHORTLIST = 4  # the first token alone picks so many prompts, which are then tried
 AROUND = 16  # prompts before and after a response's own one, in the log's order, that may have been read instead
-OTHERS = 8  # of these the first token picks so many
 
 
 def read_prompts(file: Path, tokenizer: Any) -> list[tuple[int, ...]]:
@@ -70,48 +66,17 @@ def match(
     """
     if len(prompts) == rows:
         return [joined(one, prompts[one.number], _ids(one)) for one in responses], "Each row has its line's prompt."
-    unique, first = list(dict.fromkeys(prompts)), First(scorer)
-    found = []
-    for response in responses:
-        ids, columns = _ids(response), (response.trainer_T, response.sampler_T)
-        found.append(joined(response, nearest(first, ids, columns, unique, SHORTLIST), ids))
-        seen(1)
+    unique = list(dict.fromkeys(prompts))
+    ids = [_ids(one) for one in responses]
+    # Log-probs are negative; a log may have them without their sign.
+    columns = [[-np.abs(column_T) for column_T in (one.trainer_T, one.sampler_T)] for one in responses]
+    distance_PR = []
+    for prompt in unique:
+        distance_PR.append(_distances(scorer, prompt, ids, columns))
+        seen(len(prompt))
+    best_R = np.argmin(distance_PR, 0)
+    found = [joined(one, unique[best], own) for one, best, own in zip(responses, best_R, ids, strict=True)]
     return found, f"Each response's prompt was found among {len(unique)} by the numbers of its first {TRIED} tokens."
-
-
-class First:
-    """Log-probs of the first token after each prompt, computed once."""
-
-    def __init__(self, scorer: Scorer) -> None:
-        self.scorer = scorer
-        self._logprobs: dict[tuple[int, ...], Tensor] = {}
-
-    def logprob(self, prompt: tuple[int, ...], token: int) -> float:
-        """Of a token after a prompt, nats."""
-        if prompt not in self._logprobs:
-            self._logprobs[prompt] = first_logprobs(self.scorer, prompt)
-        return self._logprobs[prompt][token].item()
-
-
-def nearest(
-    first: First,
-    ids: Sequence[int],
-    columns: Sequence[FloatArray],
-    prompts: Sequence[tuple[int, ...]],
-    shortlist: int,
-) -> tuple[int, ...]:
-    """The prompt after which the model's numbers are nearest to one of the columns, by the response's first tokens.
-
-    Args:
-        first: the model's numbers of first tokens.
-        ids: of the response.
-        columns: logged numbers of all its tokens, nats.
-        prompts: among which it is looked for.
-        shortlist: so many are tried, the best by the first token.
-    """
-    apart = [min(abs(first.logprob(prompt, ids[0]) - column_T[0]) for column_T in columns) for prompt in prompts]
-    best = [prompts[place] for place in np.argsort(apart, kind="stable")[:shortlist]]
-    return min(best, key=lambda prompt: _distance(first.scorer, prompt, ids, columns))
 
 
 def with_other_prompts(
@@ -126,17 +91,33 @@ def with_other_prompts(
         prompts: of the log, each once, in its order.
         fewest: the first responses, which decide.
     """
-    first, place = First(scorer), {prompt: number for number, prompt in enumerate(prompts)}
-    found: list[Scored] = []
-    for one in chosen:
-        own = place[one.inputs.prompt]
-        around = dict.fromkeys(prompts[(own + step) % len(prompts)] for step in range(-AROUND, AROUND + 1))
-        column_T = getattr(one.response, f"{side}_T")
-        prompt = nearest(first, one.inputs.ids[one.inputs.first :], (column_T,), list(around), OTHERS)
-        found.append(replace(one, inputs=replace(one.inputs, elsewhere=prompt)))
-        if len(found) == fewest and all(same.inputs.elsewhere == same.inputs.prompt for same in found):
-            return []
-    return found
+    found = _with_nearest(scorer, chosen[:fewest], side, prompts)
+    if all(one.inputs.elsewhere == one.inputs.prompt for one in found):
+        return []
+    return found + _with_nearest(scorer, chosen[fewest:], side, prompts)
+
+
+def _with_nearest(
+    scorer: Scorer, chosen: Sequence[Scored], side: str, prompts: Sequence[tuple[int, ...]]
+) -> list[Scored]:
+    """The responses with the nearest of the prompts around their own."""
+    place = {prompt: number for number, prompt in enumerate(prompts)}
+    best: list[tuple[float, tuple[int, ...]]] = [(np.inf, one.inputs.prompt) for one in chosen]
+    around = [
+        {(place[one.inputs.prompt] + step) % len(prompts) for step in range(-AROUND, AROUND + 1)} for one in chosen
+    ]
+    for number, prompt in enumerate(prompts):
+        those = [row for row, places in enumerate(around) if number in places]
+        if not those:
+            continue
+        ids = [chosen[row].inputs.ids[chosen[row].inputs.first :] for row in those]
+        columns = [[getattr(chosen[row].response, f"{side}_T")] for row in those]
+        for row, distance in zip(those, _distances(scorer, prompt, ids, columns), strict=True):
+            best[row] = min(best[row], (float(distance), prompt))
+    return [
+        replace(one, inputs=replace(one.inputs, elsewhere=prompt))
+        for one, (_, prompt) in zip(chosen, best, strict=True)
+    ]
 
 
 def _ids(response: Response) -> list[int]:
@@ -146,10 +127,13 @@ def _ids(response: Response) -> list[int]:
     return ids
 
 
-def _distance(scorer: Scorer, prompt: Sequence[int], ids: Sequence[int], columns: Sequence[FloatArray]) -> float:
-    count = min(TRIED, len(ids))
-    inputs = Inputs((*prompt, *ids[:count]), len(prompt) + np.arange(count), len(prompt))
-    rows = scorer.rows([inputs])
-    assert rows is not None
-    logp_T = rows.logprobs().numpy()
-    return float(min(np.nanmedian(np.abs(column_T[:count] - logp_T)) for column_T in columns))
+def _distances(
+    scorer: Scorer, prompt: Sequence[int], ids: Sequence[Sequence[int]], columns: Sequence[Sequence[FloatArray]]
+) -> FloatArray:
+    """Of each response, nats: the median difference from the nearest of its columns after this prompt."""
+    logprobs = logprobs_after(scorer, prompt, [one[:TRIED] for one in ids])
+    found = [
+        [np.nanmedian(np.abs(column_T[: len(logprob_N)] - logprob_N)) for column_T in own]
+        for logprob_N, own in zip(logprobs, columns, strict=True)
+    ]
+    return np.nan_to_num(found, nan=np.inf).min(1)

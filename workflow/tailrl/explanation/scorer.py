@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
+from tailrl.artifacts.metrics import FloatArray
 from tailrl.explanation.attention import ALONE
 from tailrl.explanation.catalogue import Choice
 from tailrl.explanation.inputs import Context, Inputs, chat_template
@@ -132,10 +133,23 @@ def _copy(model: PreTrainedModel) -> PreTrainedModel:
     return copy.deepcopy(model, shared)
 
 
-def first_logprobs(scorer: Scorer, prompt: Sequence[int]) -> Tensor:
-    """Log-probs of all tokens after a prompt, float32 [V]."""
-    with torch.no_grad():
-        ids_1P = torch.tensor([list(prompt)], device=scorer.device)
-        hidden_H = scorer.model.base_model(input_ids=ids_1P, use_cache=False).last_hidden_state[0, -1]
-        logprob_V: Tensor = (head_weight(scorer.model) @ hidden_H).float().log_softmax(-1).cpu()
-        return logprob_V
+@torch.no_grad()
+def logprobs_after(scorer: Scorer, prompt: Sequence[int], responses: Sequence[Sequence[int]]) -> list[FloatArray]:
+    """Log-probs of each response's tokens after one prompt, nats; the prompt is read once for all of them."""
+    ids_RN = torch.zeros(len(responses), max(map(len, responses)), dtype=torch.int64)
+    for row, ids in enumerate(responses):
+        ids_RN[row, : len(ids)] = torch.tensor(ids)
+    model, ids_RN = scorer.model, ids_RN.to(scorer.device)
+    model.set_attn_implementation("sdpa")  # ours has no cache
+    try:
+        read = model.base_model(input_ids=torch.tensor([list(prompt)], device=scorer.device), use_cache=True)
+        read.past_key_values.batch_repeat_interleave(len(responses))
+        after = model.base_model(input_ids=ids_RN, past_key_values=read.past_key_values, use_cache=True)
+    finally:
+        model.set_attn_implementation(ALONE)
+    last_H, found = read.last_hidden_state[0, -1:], []
+    for row, ids in enumerate(responses):
+        hidden_NH = torch.cat([last_H, after.last_hidden_state[row, : len(ids) - 1]])
+        logprob_NV = (hidden_NH @ head_weight(model).T).float().log_softmax(-1)
+        found.append(logprob_NV.gather(1, ids_RN[row, : len(ids), None])[:, 0].double().cpu().numpy())
+    return found

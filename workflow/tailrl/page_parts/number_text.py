@@ -28,6 +28,11 @@ def percent(interval: Interval) -> str:
     return f"{100 * interval.mean:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
 
 
+def percent_of(share: float) -> str:
+    """A share of 1 in percent; empty for NaN."""
+    return "" if math.isnan(share) else f"{100 * share:.1f} %"
+
+
 def points(difference: "Difference") -> str:
     """A difference of shares in percentage points, with its interval if there is one; empty without a difference."""
     if math.isnan(difference.mean):

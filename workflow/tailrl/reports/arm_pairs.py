@@ -20,24 +20,18 @@ _FORMATS = ("quantization", "group_size", "kv_cache_dtype", "verify")
 """Settings of a sampler in which a quantised engine and its twin agree."""
 
 
-def arms_as(results: Results, role: Role) -> list[str]:
-    """The arms of a kind, in the order of the study."""
+def arms_of(claim: Claim, results: Results) -> list[str]:
+    """The arms that the claim is about, in the order of the study."""
+    role = kind(claim.arms)
     return [arm for arm in results.arms if role(results.settings(arm))]
 
 
-def pairs(results: Results, first: Role, second: Role, *, apart: Keys = ()) -> Iterator[tuple[str, str]]:
-    """Pairs of arms of two kinds that differ only in vocabulary, correction and `apart` (keys or whole blocks)."""
-    yield from _alike(_all_settings(results), first, second, _SHARED, apart)
-
-
-def arms_of(claim: Claim, results: Results) -> list[str]:
-    """The arms that the claim is about."""
-    return arms_as(results, kind(claim.arms))
-
-
 def pairs_of(claim: Claim, results: Results) -> Iterator[tuple[str, str]]:
-    """The arms that the claim is about, each with its control."""
-    return pairs(results, kind(claim.arms), kind(claim.against), apart=claim.apart)
+    """The arms that the claim is about, each with its control.
+
+    The two differ only in vocabulary, correction and `claim.apart` (keys or whole blocks).
+    """
+    yield from _alike(_all_settings(results), kind(claim.arms), kind(claim.against), _SHARED, claim.apart)
 
 
 def ties(results: Results) -> list[tuple[str, str, str]]:

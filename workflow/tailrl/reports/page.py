@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from tailrl.page_parts import TEMPLATES
 from tailrl.page_parts.explorer import Response, explorer_data
 from tailrl.page_parts.markdown import markdown_html, markdown_tokens
-from tailrl.page_parts.number_text import count, p_value, percent, points, short
+from tailrl.page_parts.number_text import count, p_value, percent, percent_of, points, short
 from tailrl.reports.axes import save_svg
 from tailrl.reports.figures import SECTION_OF
 from tailrl.reports.svg import inline
@@ -38,7 +38,9 @@ def colour(verdict: str) -> str:
     return f"chip {CHIPS.get(verdict, 'none')}"
 
 
-render = renderer((Path(__file__).parent, TEMPLATES), colour, count, inline, p_value, percent, points, short)
+render = renderer(
+    (Path(__file__).parent, TEMPLATES), colour, count, inline, p_value, percent, percent_of, points, short
+)
 """A page of the report by its template's name and values."""
 
 

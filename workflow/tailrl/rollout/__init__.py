@@ -101,13 +101,8 @@ def make_sampler(
         raise StudyError(
             "sampler.engine: vllm is not installed in this environment; engine: transformers samples without it"
         ) from None
-    made = engine(policy_folder, settings, max_length, seed, trainer is not None)
-    sampler: Sampler = made
-    if settings.twin is not None:
-        from tailrl.rollout.vllm.twin import TwinCheckedSampler
-
-        sampler = TwinCheckedSampler(made, policy_folder, settings.twin)
-    return sampler
+    made: Sampler = engine(policy_folder, settings, max_length, seed, trainer is not None)
+    return made
 
 
 def _check_methods(path: str) -> None:

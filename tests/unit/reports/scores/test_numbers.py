@@ -10,7 +10,7 @@ from tailrl.artifacts.evaluation import ArmScores, Score
 from tailrl.artifacts.results import Results
 from tailrl.artifacts.tables import flat_rows
 from tailrl.reports import arm_pairs
-from tailrl.reports.scores.numbers import by_problem, compare_arms, gains_over_base
+from tailrl.reports.scores.numbers import by_problem, compare_arms, gains_over_base, greedy_scores
 from tailrl.stats.crossed import crossed_difference, crossed_gain, crossed_interval
 from tailrl.stats.power import least_effect, seeds_needed
 from tailrl.stats.tests import arm_difference, holm, paired_difference
@@ -39,6 +39,31 @@ def test_gain_over_base() -> None:
     x_row, _ = flat_rows([x, y])
     assert [x_row[f"gain_{end}"] for end in ("low", "high")] == [x.gain.low, x.gain.high]
     assert [x.gain_p_holm, y.gain_p_holm] == holm([x.gain.p, y.gain.p]).tolist()
+
+
+def test_greedy_scores_are_of_problems_that_were_right_before_and_others() -> None:
+    """By hand: the untrained policy solves the first two of four problems."""
+    greedy = {"base": [[1, 1, 0, 0]], "x": [[1, 0, 1, 1], [1, 1, 1, 0]], "y": [[0, 0, 0, 0], [1, 0, 0, 0]]}
+    evaluations = {
+        arm: ArmScores(
+            arm,
+            ("a", "b", "c", "d"),
+            tuple(Score(i, np.zeros((4, 2)), greedy_P=np.array(own, float)) for i, own in enumerate(seeds)),
+            "0",
+        )
+        for arm, seeds in greedy.items()
+    }
+    base = evaluations.pop("base")
+    read = Results(tuple(evaluations), {}, evaluations, base)
+    untrained, x, y = greedy_scores(read)
+    assert (untrained.arm, untrained.greedy.mean, untrained.gain.mean) == ("base", 0.5, 0.0)
+    assert (x.greedy.mean, x.kept, x.learnt) == (0.75, 0.75, 0.75)
+    assert (y.greedy.mean, y.kept, y.learnt) == (0.125, 0.25, 0.0)
+    of_x, base_P = np.array(greedy["x"], float), np.array(greedy["base"][0], float)
+    assert (x.greedy, x.gain) == (crossed_interval(of_x), crossed_gain(of_x, base_P))
+    assert [x.gain_p_holm, y.gain_p_holm] == holm([x.gain.p, y.gain.p]).tolist()
+    lacking = ArmScores("y", base.problems, (Score(0, np.zeros((4, 2))),), "0")
+    assert greedy_scores(Results(("x", "y"), {}, {**evaluations, "y": lacking}, base)) == []
 
 
 def study(**more: dict[str, object]) -> Results:

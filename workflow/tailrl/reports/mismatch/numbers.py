@@ -125,14 +125,14 @@ class DeltaBin:
 
 def delta_bins(runs: Sequence[TrainedRun]) -> list[DeltaBin]:
     """The bins of one arm's tokens over all seeds, without tokens whose log-probability is not finite."""
-    train_T = np.concatenate([run.tokens.logp_trainer_T for run in runs])
-    delta_T = train_T - np.concatenate([run.tokens.logp_sampler_T for run in runs])
+    trainer_T = np.concatenate([run.tokens.logp_trainer_T for run in runs])
+    delta_T = trainer_T - np.concatenate([run.tokens.logp_sampler_T for run in runs])
     # Tokens of one step share weights and prompts: each (seed, step) is one cluster.
     cluster_T = np.concatenate([(index << 32) + run.tokens.step_T.astype(np.int64) for index, run in enumerate(runs)])
-    bin_T = np.digitize(-train_T, NATS) - 1
+    bin_T = np.digitize(-trainer_T, NATS) - 1
     # Rounding can make the log-probability of a near-certain token slightly positive.
     bin_T = np.where(np.isfinite(delta_T), np.maximum(bin_T, 0), -1)
-    rest_T = np.maximum(-np.expm1(train_T), 0.0)
+    rest_T = np.maximum(-np.expm1(trainer_T), 0.0)
     rest = float(rest_T[bin_T >= 0].sum())
     sigma = math.sqrt(float(np.square(delta_T[bin_T >= 0]).sum()) / rest) if rest > 0 else math.nan
     bins = []

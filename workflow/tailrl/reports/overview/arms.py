@@ -5,6 +5,7 @@ from typing import Any
 
 from tailrl.artifacts.results import Results
 from tailrl.config.arm import ArmBlocks
+from tailrl.config.jobs import Run
 from tailrl.config.words import describe, describe_remedy
 
 _OF_ARM = {"study", "arm", *ArmBlocks.model_fields}
@@ -25,10 +26,17 @@ def describe_arms(results: Results) -> dict[str, str]:
     flat = {arm: flatten(run.model_dump(mode="json", exclude=_OF_ARM)) for arm, run in runs.items()}
     keys = dict.fromkeys(key for settings in flat.values() for key in settings)
     differing = [key for key in keys if len({str(settings.get(key)) for settings in flat.values()}) > 1]
+    # verl's own lines are long, and say of the machine more than of the arm.
+    differing = [key for key in differing if key not in ("training.backend", "training.verl_overrides")]
     return {
-        arm: "; ".join([*describe(run), *(f"{key} = {flat[arm].get(key)}" for key in differing)])
+        arm: "; ".join([*describe(run), *_trainer(run), *(f"{key} = {flat[arm].get(key)}" for key in differing)])
         for arm, run in runs.items()
     }
+
+
+def _trainer(run: Run) -> list[str]:
+    """What trains the arm, where it is not our own loop."""
+    return [] if run.training.backend == "tailrl" else [f"trained by {run.training.backend}"]
 
 
 def arm_rows(results: Results) -> Iterator[dict[str, str]]:

@@ -12,7 +12,7 @@ from tailrl.reports.overview.arms import describe_arms
 from tailrl.reports.overview.cards import cards, tally
 from tailrl.reports.overview.message import three_sentences
 from tailrl.reports.page import render
-from tailrl.reports.scores.numbers import Comparison, Gain, policy_scores
+from tailrl.reports.scores.numbers import Comparison, Gain, greedy_scores, policy_scores
 from tailrl.reports.scores.page import comparison_table, difference_sentence
 from tailrl.reports.what_ran import what_ran
 from tailrl.stats.intervals import LEVEL, problem_interval
@@ -58,6 +58,7 @@ def summarize(
         samples=samples,
         untrained=problem_interval(base.correct_PK),
         gains=gains,
+        greedy=greedy_scores(results),
         baselines=[policy for policy in policy_scores(results) if policy.arm in results.baselines],
         columns=TRAINING_COLUMNS,
         last=LAST,

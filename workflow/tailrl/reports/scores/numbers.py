@@ -1,15 +1,18 @@
 """Held-out scores of each arm and each policy, and differences between arms."""
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tailrl.artifacts.evaluation import Score
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.artifacts.results import Results
 from tailrl.artifacts.tables import Row
+from tailrl.config.study import BASE_ARM
 from tailrl.stats.crossed import crossed_difference, crossed_gain, crossed_interval
 from tailrl.stats.intervals import Interval, mean_interval, problem_interval
 from tailrl.stats.power import least_effect, seeds_needed
@@ -97,8 +100,61 @@ def problem_rows(results: Results) -> Iterator[Row]:
         for score in (*evaluation.scores, *evaluation.snapshots):
             step = "" if score.step is None else score.step
             whose = {"arm": evaluation.arm, "seed": score.seed, "step": step}
-            for problem, correct_K in zip(evaluation.problems, score.correct_PK, strict=True):
-                yield {**whose, "problem": problem, "correct": int(correct_K.sum()), "samples": correct_K.size}
+            for place, (problem, correct_K) in enumerate(zip(evaluation.problems, score.correct_PK, strict=True)):
+                row = {**whose, "problem": problem, "correct": int(correct_K.sum()), "samples": correct_K.size}
+                yield row if score.greedy_P is None else {**row, "greedy": int(score.greedy_P[place])}
+
+
+@dataclass(frozen=True, slots=True)
+class GreedyScore:
+    """An arm's greedy score, a share of 1, and its gain over the untrained policy's.
+
+    Attributes:
+        greedy, gain: with intervals over seeds and problems (`crossed`); of the untrained policy over problems.
+        gain_p_holm: the gain's p by Holm over the study's arms.
+        kept: of the problems that the untrained policy solves greedily, the share that a trained one does, mean over
+            seeds; nan where there is none.
+        learnt: the same share of the other problems.
+    """
+
+    arm: str
+    greedy: Interval
+    gain: Difference
+    gain_p_holm: float
+    kept: float
+    learnt: float
+
+
+def greedy_scores(results: Results) -> list[GreedyScore]:
+    """The untrained policy's greedy score and every arm's; none where some policy has no greedy responses."""
+    of_arms = {BASE_ARM: results.base.scores} | {arm: results.evaluations[arm].scores for arm in results.arms}
+    greedy_by_arm: dict[str, list[FloatArray]] = {}
+    for arm, scores in of_arms.items():
+        greedy_by_arm[arm] = [score.greedy_P for score in scores if score.greedy_P is not None]
+        if len(greedy_by_arm[arm]) < len(scores):
+            return []
+    (base_P,) = greedy_by_arm.pop(BASE_ARM)
+    gains = {arm: crossed_gain(each, base_P) for arm, each in greedy_by_arm.items()}
+    adjusted = holm([gain.p for gain in gains.values()]).tolist()
+    none = paired_difference(base_P, base_P)
+    rows = [GreedyScore(BASE_ARM, problem_interval(base_P[:, None]), none, math.nan, 1.0, 0.0)]
+    for (arm, each), gain_p in zip(greedy_by_arm.items(), adjusted, strict=True):
+        mean_P = np.mean(each, axis=0)
+        rows.append(
+            GreedyScore(
+                arm=arm,
+                greedy=crossed_interval(each),
+                gain=gains[arm],
+                gain_p_holm=gain_p,
+                kept=_mean_where(mean_P, base_P == 1),
+                learnt=_mean_where(mean_P, base_P == 0),
+            )
+        )
+    return rows
+
+
+def _mean_where(values_P: FloatArray, chosen_P: NDArray[np.bool_]) -> float:
+    return float(values_P[chosen_P].mean()) if chosen_P.any() else math.nan
 
 
 @dataclass(frozen=True, slots=True)

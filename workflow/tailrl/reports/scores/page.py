@@ -22,6 +22,7 @@ from tailrl.reports.scores.numbers import (
     PolicyScore,
     compare_arms,
     gains_over_base,
+    greedy_scores,
     policy_scores,
     problem_rows,
 )
@@ -44,6 +45,8 @@ def write_scores(results: Results, out: Path) -> Scores:
     write_csv(out / "tables" / "evaluation.csv", flat_rows(scores.gains))
     write_csv(out / "tables" / "policies.csv", flat_rows(scores.policies))
     write_csv(out / "tables" / "problems.csv.gz", problem_rows(results))
+    if greedy := greedy_scores(results):
+        write_csv(out / "tables" / "greedy.csv", flat_rows(greedy))
     write_csv(out / "tables" / "differences.csv", flat_rows(scores.comparisons))
     base_PK = results.base.scores[0].correct_PK
     figure = evaluation_figure(scores.gains, scores.policies, problem_interval(base_PK), base_PK.shape[1])

@@ -37,6 +37,7 @@ from tailrl.rollout.vllm.processor_v2 import SafeSetProcessorV2
 from tailrl.rollout.vllm.quantization import check_formats, overrides, prepare
 from tailrl.rollout.vllm.scheduling import described, scheduling
 from tailrl.rollout.vllm.sleep import Sleep
+from tailrl.rollout.vllm.twin import TwinCheckedSampler
 from tailrl.rollout.vllm.worker import WorkerExtension
 from tailrl.runtime import distributed
 from tailrl.runtime.errors import StudyError, one_line, reason, say
@@ -246,6 +247,14 @@ class VllmSampler(LocalSampler):
         """See `Sampler.release`: vLLM's sleep mode drops weights and cache."""
         if self.sleep.begin():
             self.has_weights = False
+
+
+def make_engine(
+    policy_folder: Path, settings: VllmSettings, max_length: int, seed: int, beside_trainer: bool = False
+) -> VllmSampler | TwinCheckedSampler:
+    """The engine; one that quantises is compared with its twin in PyTorch, since vLLM's loaders are not ours."""
+    engine = VllmSampler(policy_folder, settings, max_length, seed, beside_trainer)
+    return TwinCheckedSampler(engine, policy_folder, settings) if settings.quantized else engine
 
 
 def _without_weights(folder: Path) -> PreTrainedModel:
