@@ -1,7 +1,9 @@
 """The twin of a quantised engine: what it rounds, what it leaves, its gradient, and which models it refuses."""
 
 import copy
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -25,8 +27,10 @@ from tailrl.model.quantized import (
     round_activations,
     rounded_weights,
 )
+from tailrl.runtime import distributed
 from tailrl.runtime.errors import StudyError
-from tailrl.training.step import update
+from tailrl.training import loop
+from tailrl.training.step import Job, update
 from tailrl.training.stopwatch import Stopwatch
 
 INT4 = SamplerSettings(quantization="int4", group_size=32)
@@ -103,6 +107,23 @@ def test_the_gradient_is_that_at_the_quantised_weights(
         assert wanted.grad is not None
         # The difference of two numbers near 1, as the norms' weights are, has the rounding of float32 there.
         torch.testing.assert_close(before[name] - parameter, wanted.grad.float(), rtol=1e-3, atol=3e-6, msg=name)
+
+
+def test_a_run_rounds_activations_of_a_quantised_trainer_on_one_rank(
+    model: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A vLLM of int8 has them rounded with its own trainer, and not with another one."""
+    model.save_pretrained(tmp_path)
+    hooks = []
+    for quantized_trainer in (True, False):
+        run = run_of({"sampler": {"quantization": "int8", "quantized_trainer": quantized_trainer}})
+        loaded = loop._load(cast(Job, SimpleNamespace(run=run, seed=0)), tmp_path)
+        hooks.append(len(loaded.base_model.layers[0].mlp.up_proj._forward_pre_hooks))
+    assert hooks == [1, 0]
+    monkeypatch.setattr(distributed, "count", lambda: 2)
+    run = run_of({"sampler": {"quantization": "int8", "quantized_trainer": True}})
+    with pytest.raises(StudyError, match="few bits needs the whole policy: run it with 1 rank"):
+        loop._load(cast(Job, SimpleNamespace(run=run, seed=0)), tmp_path)
 
 
 def test_activations_are_rounded_and_their_gradient_goes_through(model: PreTrainedModel) -> None:
