@@ -74,9 +74,9 @@ def draw_engines(figure: Figure) -> None:
 
 def draw_phases(figure: Figure) -> None:
     """Seconds of a step of each arm of the default study, by phase."""
-    found = rows("default/time.csv")
-    arms = list(dict.fromkeys(row["arm"] for row in found))
-    seconds = {phase: [value("default/time.csv", "seconds", arm=arm, phase=phase) for arm in arms] for phase in PHASES}
+    table, study = "tables/time.csv", "default"
+    arms = list(dict.fromkeys(row["arm"] for row in rows(table, study=study)))
+    seconds = {phase: [value(table, "seconds", study=study, arm=arm, phase=phase) for arm in arms] for phase in PHASES}
     _stack(figure.subplots(), arms, seconds, "seconds a step, beside another job")
 
 

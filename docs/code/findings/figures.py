@@ -106,7 +106,7 @@ def _dress(ax: Axes, names: Sequence[str], label: str, kind: Number) -> None:
 
 
 SHAPES = {
-    "SmolLM2-135M, bfloat16": ("smollm2_checks/distributions", "vllm_bf16"),
+    "SmolLM2-135M, bfloat16": ("smollm2_checks", "vllm_bf16"),
     "small policy, bfloat16": ("distributions", "vllm_bf16"),
     "small policy, float16": ("distributions", "vllm_fp16"),
 }

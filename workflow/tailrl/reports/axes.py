@@ -1,5 +1,6 @@
 """How the report's figures look: one colour per arm, legible type, axes that cope with zeros, stable SVG."""
 
+import io
 import math
 import re
 from collections import Counter
@@ -221,7 +222,14 @@ def say_in_the_middle(ax: Axes, words: str = "not recorded") -> None:
 
 
 def save_svg(figure: Figure, path: Path) -> None:
-    """Write the figure as SVG, without the date: the same figure gives the same bytes."""
+    """Write the figure as SVG."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(svg_of(figure), encoding="utf-8")
+
+
+def svg_of(figure: Figure) -> str:
+    """The figure as SVG, without the date: the same figure gives the same bytes."""
+    file = io.StringIO()
     with style():
-        figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
+        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+    return file.getvalue()
