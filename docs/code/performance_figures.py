@@ -10,7 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from performance import DOCS, rows, value
-from tailrl.reports.axes import ARM_COLOURS, BLACK, BLUE, GREY, ORANGE, RED, save_svg, set_percent_axis, style
+from tailrl.page_parts.drawing import ARM_COLOURS
+from tailrl.reports.axes import BLACK, BLUE, GREY, ORANGE, RED, save_svg, set_percent_axis, style
 
 FIGURES = DOCS / "figures"
 WIDTH = 4.7

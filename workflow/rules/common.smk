@@ -304,11 +304,7 @@ def folders_to_pool(wildcards):
         for part in parts
     ]
     there = [
-        [
-            str(place)
-            for place in pair
-            if has_part(place, whole.pooled.tables)
-        ]
+        [str(place) for place in pair if has_part(place, whole.pooled.tables)]
         for pair in places
     ]
     return [pair[0] for pair in there if pair]

@@ -13,8 +13,8 @@ from findings.lookups import floor, k3, over_one_minus_p, rate, run_of, score
 from findings.number import Number
 from tailrl.artifacts.tables import Row
 from tailrl.config.load import read_yaml
+from tailrl.page_parts.drawing import ARM_COLOURS
 from tailrl.reports.axes import (
-    ARM_COLOURS,
     BLACK,
     BLUE,
     GREEN,

@@ -391,9 +391,9 @@ def _correct(study: str, arm: str) -> dict[tuple[str, str], float]:
 
 def _file(study: str) -> Path:
     """The study's file; of a part, that of its study."""
-    if study == "default":
-        return ROOT / "config.yaml"
     name, _ = whole_and_part(study)
+    if name == "default":
+        return ROOT / "config.yaml"
     return ROOT / (
         f"studies/search/{name.removeprefix(SEARCH)}.yaml" if name.startswith(SEARCH) else f"studies/{name}.yaml"
     )

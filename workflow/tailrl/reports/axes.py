@@ -16,19 +16,14 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from tailrl.page_parts.drawing import ARM_COLOURS
 from tailrl.page_parts.scales import LINEAR_PART, magnitudes
 from tailrl.stats.intervals import Interval
 
 WIDTH = 6.75
 """Inches, the text width of a two-column page: type prints at its real size."""
 
-BLUE, RED, GREEN, BLACK, PINK, ORANGE, VIOLET = ARM_COLOURS = (
-    "#024CAB", "#C4311F", "#00A65A", "#000000", "#CC79A7", "#DF7808", "#7C8AFF",
-)  # fmt: skip
-"""Found by a search: apart for any colour vision, and dark enough for a line on white. A test holds both."""
-
-DARK_COLOURS = ("#5779F3", "#EC5139", "#22C97A", "#FFFFFF", "#BC9BAE", "#FAB024", "#B2B5FF")
-"""The same colours on a dark page, in the same order."""
+BLUE, RED, GREEN, BLACK, PINK, ORANGE, VIOLET = ARM_COLOURS
 
 COLOUR_OF = {
     "dvp_mis": GREEN,
