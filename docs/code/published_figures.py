@@ -16,8 +16,6 @@ from tailrl.artifacts.tables import RecordT, records_of
 from tailrl.reports.ablation.numbers import Point
 from tailrl.reports.ablation.page import ablation_figure
 from tailrl.reports.axes import save_svg
-from tailrl.reports.course.numbers import TimeShare
-from tailrl.reports.course.page import time_figure
 from tailrl.reports.distributions.numbers import Distance, HistogramBin, ProbabilityBin, SetOverlap, Signature
 from tailrl.reports.distributions.page import distribution_figure
 from tailrl.reports.gradients.numbers import Summary
@@ -113,11 +111,6 @@ def _delta(study: str, page: str) -> Figure:
     return delta_figure(bins, list(dict.fromkeys(one.arm for one in bins)))
 
 
-def _time(study: str, page: str) -> Figure:
-    shares = _records("time", study, page, TimeShare)
-    return time_figure(shares, list(dict.fromkeys(one.arm for one in shares)))
-
-
 DRAWN: dict[str, tuple[str, Callable[[str, str], Figure]]] = {
     "evaluation": ("evaluation", _scores),
     "ablations": ("ablation", _ablation),
@@ -125,7 +118,6 @@ DRAWN: dict[str, tuple[str, Callable[[str, str], Figure]]] = {
     "comparisons": ("pooled", _pooled),
     "gradient_quality": ("gradient_quality", _gradients),
     "delta": ("delta", _delta),
-    "time": ("time", _time),
 }
 """By the table that has a figure's rows: the figure's name and what draws it."""
 
