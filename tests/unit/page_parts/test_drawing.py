@@ -38,6 +38,13 @@ def test_each_colour_is_a_variable_of_the_page() -> None:
         assert len(re.findall(rf"{variable}: #", css)) == 2, variable
 
 
+def test_a_figure_for_paper_follows_the_scheme_too() -> None:
+    drawing_of = '<path id="#000000" style="stroke: #024cab; fill: #000000"/><path style="fill: #332288"/>'
+    assert drawing.in_scheme(drawing_of, drawing.PAPER) == (
+        '<path id="#000000" style="stroke: var(--arm-0); fill: var(--arm-3)"/><path style="fill: #332288"/>'
+    )
+
+
 def test_text_stays_text() -> None:
     svg = drawn(HOSTILE, line0={"title": HOSTILE, "data-x": HOSTILE})
     ElementTree.fromstring(svg)

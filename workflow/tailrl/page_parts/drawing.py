@@ -6,7 +6,7 @@ a title for each mark that is named.
 
 import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,6 +33,10 @@ MARK, LAW = ARM_COLOURS[:2]
 VARIABLES = {INK: "--ink", SOFT: "--soft", GRID: "--line", PAGE: "--page"}
 VARIABLES |= {colour.lower(): f"--arm-{number}" for number, colour in enumerate(ARM_COLOURS)}
 """Colours as they are drawn, and the variables of page.css that take their place."""
+
+PAPER = {"#ffffff": "--page", "#e4e4e4": "--line", "#6e6e6e": "--soft"}
+PAPER |= {colour.lower(): f"--arm-{number}" for number, colour in enumerate(ARM_COLOURS)}
+"""The same of figures for paper, whose ink is black, an arm's colour too."""
 
 Marks = dict[str, dict[str, str]]
 """Attributes of a mark's element by the gid of its artist; `title` is what the mark says."""
@@ -109,7 +113,7 @@ def in_page(figure: Figure, name: str, label: str, marks: Marks | Callable[[], M
     marks = marks() if callable(marks) else marks
     svg = re.sub(r'<g id="([^"]*)">', lambda found: _group(found[1], marks), svg)
     svg = re.sub(r'\b(id="|href="#|url\(#)', lambda begin: f"{begin[1]}{name}-", svg)
-    svg = re.sub(r"#[0-9a-f]{6}\b", _colour, svg)
+    svg = in_scheme(svg, VARIABLES)
     view = re.search(r'viewBox="[^"]*"', svg)
     named = f'role="img" aria-label="{escape(label)}"' if label else 'aria-hidden="true"'
     head = f'<svg id="{name}-drawing" class="drawing {kind}" {view[0] if view else ""} {named}>'
@@ -124,8 +128,13 @@ def _group(gid: str, marks: Marks) -> str:
     return f"<g{attributes}>" + (f"<title>{escape(title)}</title>" if title else "")
 
 
-def _colour(found: re.Match[str]) -> str:
-    return f"var({VARIABLES[found[0]]})" if found[0] in VARIABLES else found[0]
+def in_scheme(svg: str, variables: Mapping[str, str]) -> str:
+    """The drawing with variables of page.css in place of these colours, so that it follows light and dark."""
+
+    def variable(found: re.Match[str]) -> str:
+        return f"var({variables[found[0]]})" if found[0] in variables else found[0]
+
+    return re.sub(r"(?<=: )#[0-9a-f]{6}\b", variable, svg)
 
 
 def set_magnitudes(axis: Axis, values: list[float]) -> bool:
