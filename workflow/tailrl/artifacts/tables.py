@@ -6,7 +6,7 @@ import io
 import math
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, is_dataclass
+from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
@@ -81,18 +81,22 @@ def read_csv(path: Path, columns: Iterable[str] = ()) -> list[dict[str, str]]:
 def records_of(rows: Iterable[Mapping[str, str]], kind: type[RecordT]) -> list[RecordT]:
     """The dataclasses that `flat_rows` made rows of; an empty cell of a number is NaN. Other columns are left out.
 
-    Raises StudyError if a column is missing, or a cell is not of its field's kind.
+    A field with a default may have no column: a table of before has not what came later. Raises StudyError if another
+    column is missing, or a cell is not of its field's kind.
     """
     return [_record(row, kind, "") for row in rows]
 
 
 def _record(row: Mapping[str, str], kind: type[RecordT], prefix: str) -> RecordT:
     values: dict[str, Any] = {}
+    defaults = {one.name for one in fields(kind) if one.default is not MISSING}  # type: ignore[arg-type]
     for name, hint in get_type_hints(kind).items():
         if isinstance(hint, type) and is_dataclass(hint):
             values[name] = _record(row, hint, f"{prefix}{name}_")
             continue
         cell = row.get(f"{prefix}{name}")
+        if cell is None and name in defaults:
+            continue
         if cell is None:
             raise StudyError(f"a row of {kind.__name__} has no {prefix}{name}")
         try:
