@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from markupsafe import Markup
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path as PathOfCell
 from matplotlib.ticker import MaxNLocator
@@ -47,7 +46,7 @@ class Chart:
     words: str
     across: str
     up: str
-    svg: Markup
+    svg: str
     rows: tuple[tuple[str, ...], ...]
     nats: bool = False
 

@@ -11,13 +11,17 @@ from contextlib import contextmanager
 from typing import Any
 
 import matplotlib as mpl
-from markupsafe import Markup, escape
+from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from tailrl.page_parts import TEMPLATES
 from tailrl.page_parts.scales import LINEAR_PART, magnitudes, tick_label
+from tailrl.runtime.templates import renderer
+
+render = renderer(TEMPLATES)
 
 WIDTH = 360 / 72  # inches
 HEIGHT = 260 / 72
@@ -42,7 +46,7 @@ Marks = dict[str, dict[str, str]]
 """Attributes of a mark's element by the gid of its artist; `title` is what the mark says."""
 
 LEFT_OUT = re.compile(
-    r'\s*(<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>|<!--.*?-->|<g id="[^"]*"/>)'
+    r'\s*(<metadata>.*?<.metadata>|<defs>\s*<style.*?<.style>\s*<.defs>|<!--.*?-->|<g id="[^"]*"/>)'
     r'|font-family: [^;"]*; ?| transform="rotate\(-?0 [^)]*\)"',
     re.DOTALL,
 )
@@ -114,18 +118,22 @@ def in_page(figure: Figure, name: str, label: str, marks: Marks | Callable[[], M
     svg = re.sub(r'<g id="([^"]*)">', lambda found: _group(found[1], marks), svg)
     svg = re.sub(r'\b(id="|href="#|url\(#)', lambda begin: f"{begin[1]}{name}-", svg)
     svg = in_scheme(svg, VARIABLES)
-    view = re.search(r'viewBox="[^"]*"', svg)
-    named = f'role="img" aria-label="{escape(label)}"' if label else 'aria-hidden="true"'
-    head = f'<svg id="{name}-drawing" class="drawing {kind}" {view[0] if view else ""} {named}>'
-    return Markup(head + svg[svg.index(">") + 1 :].strip())
+    view = re.search(r'viewBox="([^"]*)"', svg)
+    attributes = {
+        "id": f"{name}-drawing",
+        "class": f"drawing {kind}".rstrip(),
+        "viewBox": view[1] if view else None,
+        "role": "img" if label else None,
+        "aria-label": label or None,
+        "aria-hidden": None if label else "true",
+    }
+    return Markup(render("drawing.html.j2", attributes=attributes, body=Markup(svg[svg.index(">") + 1 :].strip())))
 
 
 def _group(gid: str, marks: Marks) -> str:
     """The start of a group; matplotlib's own ids, which nothing refers to, go."""
-    values = dict(marks.get(gid, {}))
-    title = values.pop("title", "")
-    attributes = "".join(f' {key}="{escape(value)}"' for key, value in values.items())
-    return f"<g{attributes}>" + (f"<title>{escape(title)}</title>" if title else "")
+    attributes = dict(marks.get(gid, {}))
+    return render("mark.html.j2", title=attributes.pop("title", ""), attributes=attributes).strip()
 
 
 def in_scheme(svg: str, variables: Mapping[str, str]) -> str:

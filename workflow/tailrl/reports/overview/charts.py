@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import matplotlib as mpl
 import numpy as np
-from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -35,7 +34,7 @@ class Key:
     name: str
     what: str
     look: Look
-    swatch: Markup
+    swatch: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ class Panel:
     """A chart of curves."""
 
     title: str
-    svg: Markup
+    svg: str
 
 
 def keys_of(looks: dict[str, Look], described: dict[str, str]) -> list[Key]:
@@ -166,7 +165,7 @@ def _values(plane: Axes, curve: Curve) -> dict[str, str]:
     }
 
 
-def _swatch(look: Look, number: int) -> Markup:
+def _swatch(look: Look, number: int) -> str:
     """A line and a mark as in the charts."""
     with mpl.rc_context():
         figure = Figure(figsize=(30 / 72, 12 / 72), dpi=72, facecolor="none")
