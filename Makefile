@@ -27,14 +27,14 @@ IN_VENV := @. $(VENV)/bin/activate && set -x &&
 # What a target needs besides the study.
 ADD = $(VENV)/bin/python envs/install.py
 
-# Each build would print that the theme has a successor: docs/decisions/0078-documentation-site.md.
+# Each build would print that the theme has a successor. Zensical 0.1.2 has no code that calls its `hooks`.
 docs docs-serve: export NO_MKDOCS_2_WARNING = 1
 
 STUDIES := $(patsubst studies/%.yaml,%,$(sort $(wildcard studies/*.yaml) $(wildcard studies/search/*.yaml)))
 # Pages of the default study, and over all studies.
 PAGES := gradients distributions overview
 
-.PHONY: $(STUDIES) $(PAGES) figure1 help venv install reproduce test test-slow slurm peers verl trl chaos planted fuzz bench bench-quick soak families diagnose-exam explain-exam explain-cases gpu-check lint publish pages rulegraph docs docs-serve docs-check format clean
+.PHONY: $(STUDIES) $(PAGES) figure1 help venv install reproduce test test-slow slurm peers verl trl chaos planted fuzz bench bench-quick soak families diagnose-exam explain-exam explain-cases gpu-check lint publish pages rulegraph house docs docs-serve docs-check format clean
 .DEFAULT_GOAL := help
 
 help:  ## print this list
@@ -148,13 +148,16 @@ publish: venv  ## copy a study that has run into docs/results, and make anew wha
 
 # What a page of findings says comes from docs/results; tests compare.
 pages: venv  ## write what is made of the docs: findings, figures, performance, lists and tables
-	$(IN_VENV) export PYTHONPATH=docs/code && python -m findings.pages && python -m performance && python -m performance_figures && python -m sizes && python -m model_families_table && python -m decisions && python -m which_remedy && \
+	$(IN_VENV) export PYTHONPATH=docs/code && python -m findings.pages && python -m published_figures && python -m performance && python -m performance_figures && python -m sizes && python -m model_families_table && python -m which_remedy && \
 		PYTHONPATH=docs/code:tests/fixtures python tests/chaos/chaos_tables.py
 
 rulegraph: venv  ## the rules as a picture, docs/assets/rulegraph.svg; needs dot, of Graphviz
 	$(IN_VENV) snakemake all ablations distributions gradients --rulegraph dot | \
 		sed 's/bgcolor=white/bgcolor=transparent, rankdir=LR/; s/style="rounded"/style="rounded,filled", fillcolor=white/' | \
 		dot -Tsvg > docs/assets/rulegraph.svg
+
+house: venv  ## the rooms of the package as a picture, docs/assets/house.svg; needs dot and tred, of Graphviz
+	$(IN_VENV) PYTHONPATH=docs/code python -m house | tred | dot -Tsvg > docs/assets/house.svg
 
 docs: venv  ## build the documentation site into site/; a broken link, anchor or formula ends it
 	$(ADD) envs/docs.txt

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from docsite.claims import with_table
+from docsite.drawn import figure_files, with_figures
 from docsite.lists import indented
 from docsite.mathml import Formulas
 from docsite.nav import expanded
@@ -34,6 +35,8 @@ def on_files(files: Any, config: Any) -> Any:
     made |= outside_pages(texts, ROOT, always=("CONTRIBUTING.md",))
     for place, text in made.items():
         files.append(File.generated(config, place, content=text))
+    for place, content in figure_files().items():
+        files.append(File.generated(config, place, content=content))
     config.nav = expanded(config.nav, {file.src_uri: file.content_string for file in files.documentation_pages()})
     return files
 
@@ -43,6 +46,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str: 
     place = page.file.src_uri
     if place.startswith(UNSEARCHED):
         page.meta["search"] = {"exclude": True}
+    markdown = with_figures(markdown, place)
     markdown = indented(markdown)
     if place.startswith(f"{FOLDER}/"):
         return markdown

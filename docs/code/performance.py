@@ -22,7 +22,7 @@ class MissingRowError(Exception):
 
 
 def rows(file: str, **wanted: str | int) -> list[dict[str, str]]:
-    """The rows of a published file whose columns have these values."""
+    """The rows of a published file whose columns have these values; those of a study's table have `study`."""
     with (RESULTS / file).open(newline="", encoding="utf-8") as lines:
         found = csv.DictReader(lines)
         return [row for row in found if all(row[key] == str(value) for key, value in wanted.items())]

@@ -10,7 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from performance import DOCS, rows, value
-from tailrl.reports.axes import ARM_COLOURS, BLACK, BLUE, GREY, ORANGE, RED, save_svg, set_percent_axis, style
+from tailrl.page_parts.drawing import ARM_COLOURS
+from tailrl.reports.axes import BLACK, BLUE, GREY, ORANGE, RED, save_svg, set_percent_axis, style
 
 FIGURES = DOCS / "figures"
 WIDTH = 4.7
@@ -74,9 +75,9 @@ def draw_engines(figure: Figure) -> None:
 
 def draw_phases(figure: Figure) -> None:
     """Seconds of a step of each arm of the default study, by phase."""
-    found = rows("default/time.csv")
-    arms = list(dict.fromkeys(row["arm"] for row in found))
-    seconds = {phase: [value("default/time.csv", "seconds", arm=arm, phase=phase) for arm in arms] for phase in PHASES}
+    table, study = "tables/time.csv", "default"
+    arms = list(dict.fromkeys(row["arm"] for row in rows(table, study=study)))
+    seconds = {phase: [value(table, "seconds", study=study, arm=arm, phase=phase) for arm in arms] for phase in PHASES}
     _stack(figure.subplots(), arms, seconds, "seconds a step, beside another job")
 
 

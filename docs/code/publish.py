@@ -1,48 +1,48 @@
 """Publishes studies that have run from a clean tree: `make publish STUDY=moe`, or a part of one, STUDY=causes/1.
 
-Their files are copied from results/ into docs/results/. The digest of each study's file, the pages over the parts of a
-study, the page of claims and all that `make pages` writes are made anew.
+Their pages are copied from results/ into docs/results/, and their rows into docs/results/tables. The digest of each
+study's file, the pages over the parts of a study, the page of claims and all that `make pages` writes are made anew.
 """
 
 import argparse
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from findings.lookups import RESULTS, ROOT, settings_of
+from tailrl.artifacts.published import PAGE, SUMMARY, Rows, has_part, replace_published
 from tailrl.artifacts.tables import read_csv, write_csv
 from tailrl.config.results import whole_and_part
+from tailrl.config.study import Study
 from tailrl.reports.overview.all_studies import claims_page
 from tailrl.reports.overview.evidence import read_answers
 from tailrl.reports.parts.page import write_pooled
 from tailrl.runtime.errors import StudyError
 
 TABLES = (
-    *("arms", "claims", "course", "differences", "evaluation", "first_k3", "flips", "k3_ratios", "policies"),
-    "responses",
-)
-WANTED = (
-    "summary.md",
-    *(f"tables/{name}.csv" for name in (*TABLES, "survival", "time")),
+    *("arms", "claims", "collapses", "course", "differences", "evaluation", "first_k3", "flips", "k3_ratios"),
+    *("made_by", "policies"),
     # Scores by problem and rewards by step, with which intervals and collapses can be made again.
-    *("tables/problems.csv.gz", "tables/rewards.csv.gz", "figures/evaluation.svg", "figures/survival.svg"),
-    *("tables/figure1.csv", "figures/figure1.svg"),  # scores on the way, of a study that keeps snapshots
-    "ablations/*",
-    *(f"distributions/*.{kind}" for kind in ("csv", "csv.gz", "md", "svg")),
+    *("problems", "responses", "rewards", "survival", "time", "trained"),
+    "figure1",  # scores on the way, of a study that keeps snapshots
 )
-"""What is published of a study where it is there; no HTML, which holds what the others do."""
-OWN_FOLDER = "distributions"
-"""Its files keep their folder, since they have names of the study's own files."""
+"""What is published of a study's own tables where it is there."""
+
+OF_AN_ABLATION = re.compile(r"(?P<page>.+)_(?P<table>claims|differences|problems|rewards)")
+"""Tables of an ablation beside its own, by their file's name."""
+
 PAGES = {"endpoint", "makes", "parts", "pooled"}
 """Settings of a study's pages."""
+
 DIGESTS = "studies.csv"
 """The digest of every published study's settings, which do not change any more."""
 
 
 def publish(study: str, results: Path, published: Path) -> list[Path]:
-    """Copies the files of a study or of one of its parts into one folder, over those before.
+    """Puts the rows of a study, or of one of its parts, into the published tables, and its pages into its folder.
 
     Returns:
         That folder, and that of the page over the study's parts, which is made anew.
@@ -59,18 +59,51 @@ def publish(study: str, results: Path, published: Path) -> list[Path]:
     source, out = results / study, published / study
     if not (source / "summary.md").is_file():
         raise StudyError(f"{source}: no summary.md; `make {whole_and_part(study)[0]}` runs the study")
-    out.mkdir(parents=True, exist_ok=True)
-    for path in (path for pattern in WANTED for path in sorted(source.glob(pattern)) if path.suffix != ".html"):
-        target = out / OWN_FOLDER if path.parent.name == OWN_FOLDER else out
-        target.mkdir(exist_ok=True)
-        shutil.copy(path, target)
+    for page in (source / f"{SUMMARY}.md", *source.glob("ablations/*.md"), *source.glob("distributions/*.md")):
+        target = out / (page.relative_to(source) if page.parent.name == "distributions" else page.name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(page, target)
+    replace_published(published, study, tables_of(source))
     whole = settings_of(whole_and_part(study)[0])
     if study not in whole.pooled_parts:
         return [out]
-    page = published / whole.name / "pooled"
-    page.mkdir(exist_ok=True)
-    write_pooled(whole, [folder for name in whole.pooled_parts if (folder := published / name).is_dir()], page)
-    return [out, page]
+    return [out, _pool(whole, published)]
+
+
+def tables_of(source: Path) -> dict[str, Rows]:
+    """The rows of a study's tables that are published, with the page that shows each."""
+    placed = [(name, SUMMARY, path) for name in TABLES for path in source.glob(f"tables/{name}.csv*")]
+    placed += [(_stem(path), "distributions/distributions", path) for path in source.glob("distributions/*.csv*")]
+    for path in source.glob("ablations/*.csv*"):
+        beside = OF_AN_ABLATION.fullmatch(_stem(path))
+        if beside and path.with_name(f"{beside['page']}.csv").is_file():
+            placed.append((beside["table"], beside["page"], path))
+        else:
+            placed.append(("ablations", _stem(path), path))
+    tables: dict[str, Rows] = {}
+    for table, page, path in sorted(placed, key=lambda one: (one[1] != SUMMARY, one[1])):
+        tables.setdefault(table, []).extend({PAGE: page, **row} for row in read_csv(path))
+    return tables
+
+
+def _stem(path: Path) -> str:
+    return path.name.partition(".")[0]
+
+
+def _pool(whole: Study, published: Path) -> Path:
+    """Make the page over a study's parts anew, and its tables."""
+    out = published / whole.name / "pooled"
+    out.mkdir(parents=True, exist_ok=True)
+    parts = [published / name for name in whole.pooled_parts]
+    wanted = whole.pooled.tables if whole.pooled else []
+    write_pooled(whole, [part for part in parts if has_part(part, wanted)], out)
+    page = out / "pooled.md"
+    page.write_text(re.sub(r"^!\[.*\n\n", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE), encoding="utf-8")
+    tables = {_stem(path): [{PAGE: "pooled/pooled", **row} for row in read_csv(path)] for path in out.glob("*.csv")}
+    replace_published(published, whole.name, tables)
+    for path in (*out.glob("*.csv"), *out.glob("*.svg")):  # the site draws the figure
+        path.unlink()
+    return out
 
 
 def digest(study: str) -> str:

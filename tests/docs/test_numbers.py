@@ -122,7 +122,7 @@ def test_sizes_of_k3_are_those_of_published_studies() -> None:
     rounding = found[0].mean
     assert round(math.log10(k3("default", "naive_stressed").mean / rounding)) == 4
     assert round(math.log10(k3("collapse", "naive").mean / rounding)) == 5
-    quantised = cell("causes/pooled/measures.csv", "value", measure="k3 of the first ten steps, nats", arm="both")
+    quantised = cell("causes/measures", "value", measure="k3 of the first ten steps, nats", arm="both")
     for page in ("../README.md", "findings/index.md"):
         assert "10,000 to 100,000 times rounding's k3" in words(page)
         assert "is up to hundreds of times larger" in words(page)
@@ -140,8 +140,9 @@ def test_thresholds_and_floors() -> None:
 
 def test_the_shape_of_the_mismatch_is_that_of_the_published_distributions() -> None:
     """|Δ| of vLLM in bfloat16: above 90 %, and the least and most below 60 %."""
-    with (DOCS / "results/distributions/probability.csv").open(newline="", encoding="utf-8") as file:
-        found = [row for row in csv.DictReader(file) if row["engine"] == "vllm_bf16"]
+    with (DOCS / "results/tables/probability.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    found = [row for row in rows if (row["study"], row["engine"]) == ("distributions", "vllm_bf16")]
     below = [float(row["size_mean"]) for row in found if float(row["nats_from"]) >= 0.5]
     assert float(found[0]["nats_to"]) == 0.1  # exp(-0.1) is 0.90, exp(-0.5) is 0.61
     text = (

@@ -6,6 +6,8 @@ import pytest
 from pages_fixture import DOCS
 
 import publish
+from tailrl.artifacts.published import read_published, write_table
+from tailrl.artifacts.tables import write_csv
 from tailrl.runtime.errors import StudyError
 
 DIGESTS = publish.digests(DOCS / "results")
@@ -26,26 +28,37 @@ def test_every_study_with_a_summary_has_a_digest() -> None:
 
 def test_a_study_is_published_with_the_page_over_its_parts(tmp_path: Path) -> None:
     folder = tmp_path / "results/causes/2"
-    names = ("summary.md", "summary.html", "tables/policies.csv", "tables/other.csv", "figures/evaluation.svg")
-    others = (
-        "ablations/rate.md",
-        "ablations/rate.html",
-        "across.csv",
-        "distributions/claims.csv",
-        "distributions/a.html",
-    )
-    for name in (*names, *others):
+    names = ("summary.md", "summary.html", "tables/other.csv", "figures/evaluation.svg", "across.csv")
+    for name in (*names, "ablations/rate.md", "ablations/rate.html", "distributions/a.html"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("", encoding="utf-8")
     for table in ("policies", "first_k3"):
-        text = (DOCS / f"results/causes/2/{table}.csv").read_text(encoding="utf-8")
-        (folder / f"tables/{table}.csv").write_text(text, encoding="utf-8")
+        rows = read_published(DOCS / "results", table)["causes/2"]
+        write_csv(folder / f"tables/{table}.csv", [{key: row[key] for key in row if key != "page"} for row in rows])
+    write_csv(folder / "ablations/rate.csv", [{"base": "dvp", "arm": "dvp+rate=1"}])
+    write_csv(folder / "ablations/rate_claims.csv", [{"id": "ablation.rate"}])
+    write_csv(folder / "distributions/claims.csv", [{"id": "nested"}])
     out = tmp_path / "published"
+    write_table(out, "policies", {"causes/1": [], "moe": [{"page": "summary", "arm": "naive", "seed": "007"}]})
     assert publish.publish("causes/2", tmp_path / "results", out) == [out / "causes/2", out / "causes/pooled"]
-    found = {path.relative_to(out / "causes/2").as_posix() for path in (out / "causes/2").rglob("*.*")}
-    copied = {"summary.md", "policies.csv", "first_k3.csv", "evaluation.svg", "rate.md"}
-    assert found == copied | {"distributions/claims.csv"}
-    assert "From part 2. Not finished: 1" in (out / "causes/pooled/pooled.md").read_text(encoding="utf-8")
+    pages = {path.relative_to(out).as_posix() for path in out.rglob("*.*") if path.parent.name != "tables"}
+    assert pages == {"causes/2/summary.md", "causes/2/rate.md", "causes/pooled/pooled.md"}
+    page = (out / "causes/pooled/pooled.md").read_text(encoding="utf-8")
+    assert "From part 2. Not finished: 1" in page and "pooled.svg" not in page
+    policies = read_published(out, "policies")
+    assert list(policies) == ["causes/2", "moe"] and policies["moe"][0]["seed"] == "007"
+    assert policies["causes/2"] == read_published(DOCS / "results", "policies")["causes/2"]
+    claims = read_published(out, "claims")["causes/2"]
+    assert [(row["page"], row["id"]) for row in claims] == [
+        ("distributions/distributions", "nested"),
+        ("rate", "ablation.rate"),
+    ]
+    assert read_published(out, "ablations") == {"causes/2": [{"page": "rate", "base": "dvp", "arm": "dvp+rate=1"}]}
+    assert read_published(out, "measures")["causes"]
+    write_csv(folder / "tables/policies.csv", [row | {"avg_mean": "0.25"} for row in policies["causes/2"]])
+    publish.publish("causes/2", tmp_path / "results", out)
+    assert {row["avg_mean"] for row in read_published(out, "policies")["causes/2"]} == {"0.25"}
+    assert read_published(out, "policies")["moe"] == policies["moe"]
 
 
 def test_a_study_without_a_report_is_refused(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ const place = { clientX: box.left + box.width / 2, clientY: box.top + box.height
 curves.dispatchEvent(new PointerEvent("pointermove", place));
 const type = parseFloat(getComputedStyle(curves.querySelector("text")).fontSize) * box.width / 360;
 const bottom = document.querySelector("#chart-score svg").getBoundingClientRect().bottom;
-const colour = getComputedStyle(row.querySelector(".mark")).fill;
+const colour = getComputedStyle(document.querySelector(".row.arm-0 use")).fill;
 const links = document.querySelectorAll('a[href$=".csv"]').length;
 const seen = { on, off, type, links, bottom, colour, wide: document.documentElement.scrollWidth,
   tip: document.getElementById("tip").innerText, buttons: document.querySelectorAll(".keys button").length };
@@ -93,9 +93,12 @@ def test_the_answer_of_a_diagnosis_is_on_the_first_screen(width: int, tmp_path: 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page over the published studies."""
+    """The page over the published studies and one that ran here, whose figures it shows."""
     out = tmp_path_factory.mktemp("paper")
-    write_all_studies([ROOT / "docs" / "results"], out)
+    here = out / "results" / STUDY.name
+    write_small(here)
+    write_report(STUDY, here, here)
+    write_all_studies([out / "results", ROOT / "docs" / "results"], out)
     return out / "index.html"
 
 

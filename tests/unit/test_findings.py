@@ -1,6 +1,7 @@
 """The pages of findings: rendered from the published files, without a result that somebody typed."""
 
 import csv
+import gzip
 import math
 import re
 from pathlib import Path
@@ -71,6 +72,13 @@ LABEL = re.compile(
 )
 
 
+def published(table: str, **where: str) -> list[dict[str, str]]:
+    """The rows of a published table with these cells, by a reader of CSV other than the package's."""
+    (path,) = (DOCS / "results/tables").glob(f"{table}.csv*")
+    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
+        return [row for row in csv.DictReader(file) if where.items() <= row.items()]
+
+
 @pytest.fixture(scope="module")
 def written():
     return rendered()
@@ -136,26 +144,26 @@ def test_a_typed_result_is_seen() -> None:
     ("wrong", "says"),
     [
         (lambda: lookups.score("colapse", "naive"), "no study colapse is published in docs/results"),
-        (lambda: lookups.score("collapse", "nave"), "docs/results/collapse: no table has the score of nave"),
+        (lambda: lookups.score("collapse", "nave"), "docs/results/tables: no table has the score of collapse, nave"),
         (
             lambda: lookups.difference("collapse", "dvp", "x"),
-            "docs/results/collapse: no table has the difference of dvp and x",
+            "docs/results/tables/differences: no row of collapse is of dvp and x",
         ),
-        (lambda: lookups.k3("collapse", "x"), "docs/results/collapse: no table has the score of x"),
+        (lambda: lookups.k3("collapse", "x"), "docs/results/tables: no table has the score of collapse, x"),
         (lambda: lookups.claim("collapse", "x"), "docs/results/collapse: 0 lines say x of its arms"),
         (lambda: lookups.rate("collapse", "x"), "studies/collapse.yaml has no arm x"),
         (
-            lambda: lookups.cell("collapse/arms.csv", "arm", arm="x"),
-            "docs/results/collapse/arms.csv: 0 rows have {'arm': 'x'}",
+            lambda: lookups.cell("collapse/arms", "arm", arm="x"),
+            "docs/results/tables/arms: 0 rows of collapse have {'arm': 'x'}",
         ),
-        (lambda: lookups.cell("collapse/x.csv", "arm"), "there is no docs/results/collapse/x.csv"),
+        (lambda: lookups.cell("collapse/x", "arm"), "docs/results/tables/x has no row of collapse"),
         (
             lambda: lookups.compared("causes", "x"),
-            "docs/results/causes/pooled/comparisons.csv: no line of x counts",
+            "docs/results/tables/comparisons: no line of causes, x, counts",
         ),
         (
             lambda: lookups.course("horizon/1", "x", "k3", 0),
-            "docs/results/horizon/1/course.csv: no row is of x",
+            "docs/results/tables/course: no row of horizon/1 is of x",
         ),
     ],
 )
@@ -166,16 +174,14 @@ def test_a_wrong_lookup_is_one_sentence(wrong, says: str) -> None:
 
 def test_a_line_whose_measure_is_far_off_is_not_compared() -> None:
     family = "harm beyond that of the engine"
-    with (DOCS / "results/causes/pooled/comparisons.csv").open(encoding="utf-8", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["family"] == family]
+    rows = published("comparisons", study="causes", family=family)
     near = [float(row["difference_mean"]) for row in rows if row["counts"] == "True"]
     assert 0 < len(near) < len(rows)
     assert [one.mean for one in lookups.compared("causes", family)] == near
 
 
 def test_lookups_give_what_the_files_say() -> None:
-    with (DOCS / "results/collapse/differences.csv").open(encoding="utf-8", newline="") as file:
-        (row,) = [row for row in csv.DictReader(file) if (row["first"], row["second"]) == ("naive", "control")]
+    (row,) = published("differences", study="collapse", first="naive", second="control")
     there, back = lookups.difference("collapse", "naive", "control"), lookups.difference("collapse", "control", "naive")
     assert (there.mean, there.low, there.high) == tuple(float(row[f"both_{end}"]) for end in ("mean", "low", "high"))
     assert (back.mean, back.low, back.high) == (-there.mean, -there.high, -there.low)
@@ -198,8 +204,7 @@ def test_flips_over_warm_starts_are_what_the_parts_tables_say() -> None:
     def column(table: str, wanted: str, **where: str) -> dict[str, float]:
         found = {}
         for part in (part for parts in policies.values() for part in parts):
-            with (DOCS / f"results/{part}/distributions/{table}.csv").open(encoding="utf-8", newline="") as file:
-                (row,) = [row for row in csv.DictReader(file) if where.items() <= row.items()]
+            (row,) = published(table, study=part, **where)
             found[part] = float(row[wanted])
         return found
 
@@ -227,8 +232,7 @@ def test_flips_over_warm_starts_are_what_the_parts_tables_say() -> None:
 def test_a_score_on_the_way_is_no_run() -> None:
     """A table of snapshots has as many problems as rows of scores have runs."""
     assert lookups.ran("horizon/1").startswith("5 runs, ")
-    with (DOCS / "results/horizon/1/course.csv").open(encoding="utf-8", newline="") as file:
-        entropies = [float(row["entropy"]) for row in csv.DictReader(file) if row["arm"] == "naive"]
+    entropies = [float(row["entropy"]) for row in published("course", study="horizon/1", arm="naive")]
     assert [lookups.course("horizon/1", "naive", "entropy", tenth).mean for tenth in (0, 3, -1)] == [
         *(entropies[0], entropies[3], entropies[9])
     ]
@@ -237,7 +241,7 @@ def test_a_score_on_the_way_is_no_run() -> None:
 def test_a_difference_between_studies_is_that_within_one() -> None:
     """Both arms of one study: what its own table says, over problems."""
     study, first, second = "smollm2_fp8/1", "fp8_dvp", "fp8_naive"
-    found, table = lookups.between(study, first, study, second), f"{study}/differences.csv"
+    found, table = lookups.between(study, first, study, second), f"{study}/differences"
     expected = lookups.cell(table, "problems", "points", first=first, second=second)
     ends = (found.mean, found.low, found.high)
     assert ends == pytest.approx((expected.mean, expected.low, expected.high), rel=1e-6)
@@ -255,13 +259,12 @@ def test_a_metric_along_the_parts_has_both_ends(monkeypatch: pytest.MonkeyPatch)
 def test_a_metric_over_parts_has_one_weight_a_part() -> None:
     means = []
     for part in ("horizon/1", "horizon/2", "horizon/3"):
-        with (DOCS / f"results/{part}/course.csv").open(encoding="utf-8", newline="") as file:
-            own = [float(row["k3"]) for row in csv.DictReader(file) if row["arm"] == "naive"]
+        own = [float(row["k3"]) for row in published("course", study=part, arm="naive")]
         means.append(sum(own) / len(own))
-    found = lookups.over_parts("horizon", "course.csv", "k3", "naive")
+    found = lookups.over_parts("horizon", "course", "k3", "naive")
     assert found.mean == pytest.approx(sum(means) / len(means), rel=1e-12)
-    with pytest.raises(StudyError, match=r"no course\.csv of a part of horizon has nobody"):
-        lookups.over_parts("horizon", "course.csv", "k3", "nobody")
+    with pytest.raises(StudyError, match="tables/course: no part of horizon has nobody"):
+        lookups.over_parts("horizon", "course", "k3", "nobody")
 
 
 def test_studies_are_pooled_that_differ_in_the_pruning_alone() -> None:

@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from snakemake.exceptions import WorkflowError
 
 from tailrl.artifacts.evaluation import parts_of
+from tailrl.artifacts.published import file_of_part, has_part
 from tailrl.cli import OFFER
 from tailrl.config.jobs import PolicyFile
 from tailrl.config.load import NOTE, merged, own_results, parse_study, read_config
@@ -303,11 +304,7 @@ def folders_to_pool(wildcards):
         for part in parts
     ]
     there = [
-        [
-            str(place)
-            for place in pair
-            if all((place / table).is_file() for table in whole.pooled.tables)
-        ]
+        [str(place) for place in pair if has_part(place, whole.pooled.tables)]
         for pair in places
     ]
     return [pair[0] for pair in there if pair]
@@ -315,7 +312,7 @@ def folders_to_pool(wildcards):
 
 def tables_to_pool(wildcards):
     return [
-        f"{folder}/{table}"
+        str(file_of_part(Path(folder), table))
         for folder in folders_to_pool(wildcards)
         for table in whole.pooled.tables
     ]

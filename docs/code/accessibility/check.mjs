@@ -3,8 +3,8 @@
 //   node check.mjs SITE [--shots FOLDER] [PAGE...]
 //
 // Prints a line for each page and look, each failed audit, and hosts that a page asked for. Ends with 1 where a score is
-// below 95, a page is wider than its window, or another host was asked. Without pages: all but those of results/,
-// source/ and single decisions.
+// below 95, a page is wider than its window, or another host was asked. Without pages: all but those of results/ and
+// source/.
 import { execFileSync } from "node:child_process";
 import { createReadStream, existsSync, mkdirSync, readdirSync } from "node:fs";
 import { createServer } from "node:http";
@@ -17,7 +17,7 @@ const WIDTHS = [1440, 390];
 const SCHEMES = ["light", "dark"];
 const BROWSERS = ["chromium", "chromium-browser", "google-chrome", "chrome"];
 const TYPES = { ".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml" };
-const LEFT_OUT = /^(results|source|assets)\/|^decisions\/\d|^404/;
+const LEFT_OUT = /^(results|source|assets)\/|^404/;
 
 const words = process.argv.slice(2);
 const at = words.indexOf("--shots");

@@ -29,7 +29,7 @@ CAUSES = {
 NO_RUN = "no run"
 PAPERS = {"2512.23087": "DVP", "2605.14220": "VeXact"}
 LEGEND = re.compile(r"^Reproduced: a one-sided test.*?$", re.MULTILINE)
-BRIEF = re.compile(r"^## In brief$.*?(?=^## )", re.MULTILINE | re.DOTALL)
+BRIEF = re.compile(r"^## In brief$.*", re.MULTILINE | re.DOTALL)
 HEADER = ("statement", "paper", "cause", "verdict", "lines", "seen", "study")
 
 INTRO = """## In brief
@@ -50,13 +50,16 @@ def with_table(text: str, root: Path) -> str:
 
 def claims_table(results: Path) -> str:
     """A row for each statement, claim, cause and verdict, by the published results."""
-    rows = []
+    rows, named = [], set[str]()
     found = read_answers([results])[1]
     for _, of_claim in itertools.groupby(found, key=lambda answer: (answer.statement.id, answer.claim)):
         every = list(of_claim)
         lines = made_for(every) or every
         for key in dict.fromkeys((cause(line), line.verdict) for line in lines):
-            rows.append(_row([line for line in lines if (cause(line), line.verdict) == key]))
+            statement = lines[0].statement.id
+            anchor = "" if statement in named else f'<a id="{statement}"></a>'
+            named.add(statement)
+            rows.append(_row([line for line in lines if (cause(line), line.verdict) == key], anchor))
     return table(HEADER, rows)
 
 
@@ -77,13 +80,12 @@ def cause(answer: Answer) -> str:
     raise ValueError(f"docs/code/docsite/claims.py: CAUSES has no words for the dose {dose!r}")
 
 
-def _row(lines: Sequence[Answer]) -> tuple[str, ...]:
+def _row(lines: Sequence[Answer], anchor: str) -> tuple[str, ...]:
     first = lines[0]
     paper = next((name for number, name in PAPERS.items() if number in first.statement.part), "open question")
     text = plain(first.statement.text) + (f" *{plain(words_of(first.claim, first.claim))}*" if first.claim else "")
     seen = plain(first.words) + (", and others" if len(lines) > 1 else "")
-    linked = f"[{text}](#{first.statement.id})"
-    return (linked, paper, cause(first), first.verdict, str(len(lines)), seen, _studies(lines))
+    return (anchor + text, paper, cause(first), first.verdict, str(len(lines)), seen, _studies(lines))
 
 
 def _studies(lines: Iterable[Answer]) -> str:

@@ -13,8 +13,8 @@ from findings.lookups import floor, k3, over_one_minus_p, rate, run_of, score
 from findings.number import Number
 from tailrl.artifacts.tables import Row
 from tailrl.config.load import read_yaml
+from tailrl.page_parts.drawing import ARM_COLOURS
 from tailrl.reports.axes import (
-    ARM_COLOURS,
     BLACK,
     BLUE,
     GREEN,
@@ -106,7 +106,7 @@ def _dress(ax: Axes, names: Sequence[str], label: str, kind: Number) -> None:
 
 
 SHAPES = {
-    "SmolLM2-135M, bfloat16": ("smollm2_checks/distributions", "vllm_bf16"),
+    "SmolLM2-135M, bfloat16": ("smollm2_checks", "vllm_bf16"),
     "small policy, bfloat16": ("distributions", "vllm_bf16"),
     "small policy, float16": ("distributions", "vllm_fp16"),
 }

@@ -9,7 +9,7 @@ from findings.lookups import cell
 from findings.number import Number
 from tailrl.stats.intervals import mean_interval
 
-FLIPS, MARGINS = "{}/distributions/flips_by_layer.csv", "{}/distributions/flips_by_margin.csv"
+FLIPS, MARGINS = "{}/flips_by_layer", "{}/flips_by_margin"
 
 
 def flips_by_start(parts: Sequence[str]) -> str:

@@ -1,22 +1,20 @@
 """Numbers of the published studies, as the pages of findings call them.
 
-Results come from docs/results/<study>/, settings from studies/<study>.yaml. A part of a study is <study>/<part>.
+Results come from docs/results/tables, settings from studies/<study>.yaml. A part of a study is <study>/<part>.
 What is not there is one StudyError.
 Shares are fractions of 1 inside, and percent or points where they are printed.
 """
 
-import csv
-import gzip
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from findings.number import Number
-from tailrl.artifacts.claims import Verdict, read_verdicts
-from tailrl.artifacts.files import read_text
-from tailrl.artifacts.tables import read_csv
+from tailrl.artifacts.claims import Verdict
+from tailrl.artifacts.published import read_published
 from tailrl.claims.catalogue import STATEMENTS, Statement
 from tailrl.claims.finding import CONTRADICTED
 from tailrl.config.jobs import Run
@@ -46,14 +44,13 @@ def gain(study: str, arm: str) -> Number:
 
 def difference(study: str, first: str, second: str) -> Number:
     """The score of one arm less another's, in points, over seeds and problems."""
-    for path in sorted((RESULTS / study).glob("*differences.csv"), key=lambda path: len(path.name)):
-        for row in _read(path):
-            found = _number(row, "both", "points")
-            if (row["first"], row["second"]) == (first, second):
-                return found
-            if (row["first"], row["second"]) == (second, first):
-                return Number(-found.mean, -found.high, -found.low, found.p, "points")
-    raise StudyError(f"docs/results/{study}: no table has the difference of {first} and {second}")
+    for row in _rows(study, "differences"):
+        found = _number(row, "both", "points")
+        if (row["first"], row["second"]) == (first, second):
+            return found
+        if (row["first"], row["second"]) == (second, first):
+            return Number(-found.mean, -found.high, -found.low, found.p, "points")
+    raise StudyError(f"{_table('differences')}: no row of {study} is of {first} and {second}")
 
 
 def between(study: str, first: str, other: str, second: str) -> Number:
@@ -70,7 +67,7 @@ def between(study: str, first: str, other: str, second: str) -> Number:
 
 def collapsed(study: str, arm: str) -> str:
     """Collapsed runs, as `9 of 10`."""
-    row = next((row for row in _read(RESULTS / study / "survival.csv") if row["arm"] == arm), None) or _arm(study, arm)
+    row = next((row for row in _rows(study, "survival") if row["arm"] == arm), None) or _arm(study, arm)
     return f"{_cell(row, 'collapsed', study)} of {_cell(row, 'runs', study)}"
 
 
@@ -79,24 +76,31 @@ def k3(study: str, arm: str) -> Number:
     row = _arm(study, arm)
     if "k3_unmasked_mean" in row:
         return _number(row, "k3_unmasked", "")
-    return Number(float(_training(study, arm, "k3 unmasked").split()[0]))
+    return _trained(study, arm, "k3_unmasked")
 
 
 def rejected(study: str, arm: str, by: str = "rejected") -> Number:
     """The share of responses that a weight rejects, or (`vetoed`) a veto."""
-    return Number(float(_training(study, arm, by).split()[0]), unit="share")
+    return replace(_trained(study, arm, by), unit="share")
 
 
-def cell(table: str, column: str, unit: str = "", **where: str) -> Number:
-    """One cell of the only row of a table under docs/results/ that fits; with its interval where it has one."""
-    path = RESULTS / table
-    rows = [row for row in _read(path) if all(_fits(row.get(key), value) for key, value in where.items())]
+def cell(place: str, column: str, unit: str = "", **where: str) -> Number:
+    """One cell of a study's only row that fits; with its interval where it has one.
+
+    Args:
+        place: the study and the table, as causes/comparisons.
+        column: of the cell, or the first part of its name before `_mean`.
+        unit: of the number.
+        where: what other columns of the row hold; `page` is the ablation of a row of `ablations`.
+    """
+    study, _, table = place.rpartition("/")
+    rows = [row for row in _published(study, table) if all(_fits(row.get(key), value) for key, value in where.items())]
     if len(rows) != 1:
-        raise StudyError(f"docs/results/{table}: {len(rows)} rows have {where}")
+        raise StudyError(f"{_table(table)}: {len(rows)} rows of {study} have {where}")
     if f"{column}_mean" in rows[0]:
         return _number(rows[0], column, unit)
     ends = [float(rows[0][end]) if column == "ratio" else math.nan for end in ("low", "high", "p")]
-    return Number(float(_cell(rows[0], column, table)), ends[0], ends[1], ends[2], unit)
+    return Number(float(_cell(rows[0], column, place)), ends[0], ends[1], ends[2], unit)
 
 
 def _fits(cell: str | None, wanted: str) -> bool:
@@ -107,31 +111,31 @@ def _fits(cell: str | None, wanted: str) -> bool:
 def course(study: str, arm: str, column: str, tenth: int) -> Number:
     """A metric in one tenth of an arm's runs, counted from 0 or back from -1: the mean over runs."""
     seeds: dict[str, list[float]] = {}
-    for row in _read(RESULTS / study / "course.csv"):
+    for row in _published(study, "course"):
         if row["arm"] == arm:
             seeds.setdefault(row["seed"], []).append(float(row[column] or math.nan))
     if not seeds:
-        raise StudyError(f"docs/results/{study}/course.csv: no row is of {arm}")
+        raise StudyError(f"{_table('course')}: no row of {study} is of {arm}")
     return Number(mean_interval([values[tenth] for values in seeds.values()]).mean)
 
 
 def compared(target: str, family: str) -> list[Number]:
     """The differences of a family over a study's parts, in points: of its lines that count."""
-    rows = _read(RESULTS / target / "pooled/comparisons.csv")
+    rows = _published(target, "comparisons")
     found = [row for row in rows if row["family"] == family and row["counts"] == "True"]
     if not found:
-        raise StudyError(f"docs/results/{target}/pooled/comparisons.csv: no line of {family} counts")
+        raise StudyError(f"{_table('comparisons')}: no line of {target}, {family}, counts")
     return [_number(row, "difference", "points") for row in found]
 
 
 def planned_test(target: str, family: str, arm: str) -> Number:
     """The mean difference over a study's parts, in points, that its plan tests in a family for this arm."""
-    return cell(f"{target}/pooled/comparisons.csv", "difference", "points", family=family, arm=arm)
+    return cell(f"{target}/comparisons", "difference", "points", family=family, arm=arm)
 
 
 def parts(target: str) -> list[str]:
     """The parts that a page over the parts of a study has, where its intervals are over the seeds of each."""
-    measured = {row["part"] for row in _read(RESULTS / target / "pooled/measures.csv")}
+    measured = {row["part"] for row in _published(target, "measures")}
     return [part for part in planned(target) if any(_fits(name, part) for name in measured)]
 
 
@@ -147,14 +151,14 @@ def finished(target: str) -> list[str]:
 
 def is_published(study: str) -> bool:
     """Whether its results are there."""
-    return (RESULTS / study).is_dir()
+    return bool(_rows(study, "made_by"))
 
 
 def on_the_way(target: str, arm: str, step: int) -> Number:
     """The held-out score of an arm's policies after so many steps, over the finished parts of a study."""
     means = []
     for part in finished(target):
-        means.append(cell(f"{part}/figure1.csv", "avg", arm=arm, step=str(step)).mean)
+        means.append(cell(f"{part}/figure1", "avg", arm=arm, step=str(step)).mean)
     found = mean_interval(means)
     return Number(found.mean, found.low, found.high, unit="%")
 
@@ -169,22 +173,22 @@ def over_parts(target: str, table: str, column: str, arm: str, unit: str = "") -
     """A metric of an arm in a table of runs: the mean over rows of a part, then over a study's finished parts."""
     means = []
     for part in finished(target):
-        own = [float(row[column]) for row in _read(RESULTS / part / table) if row["arm"] == arm]
+        own = [float(row[column]) for row in _published(part, table) if row["arm"] == arm]
         means += [mean_interval(own).mean] if own else []
     if not means:
-        raise StudyError(f"docs/results: no {table} of a part of {target} has {arm}")
+        raise StudyError(f"{_table(table)}: no part of {target} has {arm}")
     return Number(mean_interval(means).mean, unit=unit)
 
 
 def flips(arm: str, column: str) -> Number:
     """A metric of a mixture's flips, the mean over the arm's runs."""
-    own = [float(row[column]) for row in _read(RESULTS / "moe/flips.csv") if row["arm"] == arm]
+    own = [float(row[column]) for row in _published("moe", "flips") if row["arm"] == arm]
     return Number(mean_interval(own).mean, unit="share" if column.endswith("fraction") else "")
 
 
 def claim(study: str, name: str, arms: str = "", seen: str = "") -> Verdict:
     """The only line of a study on a claim (for these arms, and with these words in what was seen)."""
-    lines = [line for path in sorted((RESULTS / study).glob("**/*claims.csv")) for line in read_verdicts(path)]
+    lines = [line for one in shown() if one.name.partition("/")[0] == study or one.name == study for line in one.claims]
     found = [line for line in lines if line.id == name and line.arms and arms in ("", line.arms) and seen in line.seen]
     if len(found) != 1:
         raise StudyError(f"docs/results/{study}: {len(found)} lines say {name} of {arms or 'its arms'}")
@@ -218,7 +222,7 @@ def pooled(rate: float) -> tuple[Number, int]:
     for study in sorted(name for file in files for name in read_study(file).each()):
         kinds = {(_plain(run), run.vocabulary.rhos): arm for arm, run in _runs(study).items()}
         pair = kinds.get((True, ("0.34/V",))), kinds.get((True, ()))
-        published = all(pair) and (RESULTS / study / "evaluation.csv").is_file()
+        published = all(pair) and bool(_rows(study, "evaluation"))
         if published and run_of(study, str(pair[1])).training.learning_rate == rate:
             means.append(difference(study, str(pair[0]), str(pair[1])).mean)
     found = mean_interval(means)
@@ -237,15 +241,15 @@ def _plain(run: Run) -> bool:
     return usual and asis and here and run.training.temperature == 1 and run.training.optimizer == "adamw"
 
 
-def over_one_minus_p(folder: str, engine: str) -> list[tuple[float, Number, float]]:
+def over_one_minus_p(study: str, engine: str) -> list[tuple[float, Number, float]]:
     """Each bin of −ln p as (its middle, mean |Δ|, mean |Δ| over 1 − p in the middle), to 20 nats."""
     found = []
-    for row in _read(RESULTS / folder / "probability.csv"):
+    for row in _published(study, "probability"):
         if row["engine"] == engine and row["nats_to"] != "inf":
             middle, size = (float(row["nats_from"]) + float(row["nats_to"])) / 2, _number(row, "size", "")
             found.append((middle, size, size.mean / -math.expm1(-middle)))
     if not found:
-        raise StudyError(f"docs/results/{folder}/probability.csv: no row is of {engine}")
+        raise StudyError(f"{_table('probability')}: no row of {study} is of {engine}")
     return found
 
 
@@ -291,16 +295,11 @@ def seeds(study: str, arm: str) -> int:
 
 def ran(study: str) -> str:
     """What ran, where and with which code, in one line."""
-    page = read_text(RESULTS / study / "summary.md")
-    commit, machine = (
-        (re.search(rf"^- {what}: (.*)$", page, re.MULTILINE) or [""] * 2)[1] for what in ("Commit", "Hardware")
-    )
+    made_by = _published(study, "made_by")[0]
     runs = {row["arm"]: int(row["avg_n"]) for row in _scores(study)}
-    if not commit:
-        raise StudyError(f"docs/results/{study}/summary.md does not say what ran")
-    torch = (re.search(r"torch (\d+\.\d+\.\d+)", page) or ["", "unknown"])[1]
-    where = ", ".join(machine.split(", ")[:2])
-    commits = " and ".join(f"`{found[:7]}`" for found in re.findall(r"\b[0-9a-f]{40}\b", commit))
+    torch = (re.search(r"\btorch (\d+\.\d+\.\d+)", made_by["versions"]) or ["", "unknown"])[1]
+    where = ", ".join(made_by["hardware"].split(", ")[:2])
+    commits = " and ".join(f"`{commit[:7]}`" for commit in re.findall(r"\b[0-9a-f]{40}\b", made_by["commit"]))
     return f"{sum(runs.values())} runs, commit {commits}, torch {torch}, {where}"
 
 
@@ -362,29 +361,39 @@ LOOKUPS: tuple[Callable[..., object], ...] = (
 
 
 @cache
-def _read(path: Path) -> list[dict[str, str]]:
-    if not path.is_file():
-        raise StudyError(f"there is no {path.relative_to(ROOT)}")
-    return read_csv(path)
+def _tables(table: str) -> dict[str, list[dict[str, str]]]:
+    return read_published(RESULTS, table)
+
+
+def _table(table: str) -> str:
+    return f"docs/results/tables/{table}"
+
+
+def _rows(study: str, table: str) -> list[dict[str, str]]:
+    """A study's rows, those of its summary first; none where there are none."""
+    return _tables(table).get(study, [])
+
+
+def _published(study: str, table: str) -> list[dict[str, str]]:
+    rows = _rows(study, table)
+    if not rows:
+        raise StudyError(f"{_table(table)} has no row of {study}")
+    return rows
 
 
 def _correct(study: str, arm: str) -> dict[tuple[str, str], float]:
     """An arm's share of right samples by seed and held-out problem, of its last policies."""
-    path = RESULTS / study / "problems.csv.gz"
-    if not path.is_file():
-        raise StudyError(f"there is no {path.relative_to(ROOT)}")
-    with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if (row["arm"], row["step"]) == (arm, "")]
+    rows = [row for row in _published(study, "problems") if (row["arm"], row["step"]) == (arm, "")]
     if not rows:
-        raise StudyError(f"{path.relative_to(ROOT)}: no row is of {arm}")
+        raise StudyError(f"{_table('problems')}: no row of {study} is of {arm}")
     return {(row["seed"], row["problem"]): int(row["correct"]) / int(row["samples"]) for row in rows}
 
 
 def _file(study: str) -> Path:
     """The study's file; of a part, that of its study."""
-    if study == "default":
-        return ROOT / "config.yaml"
     name, _ = whole_and_part(study)
+    if name == "default":
+        return ROOT / "config.yaml"
     return ROOT / (
         f"studies/search/{name.removeprefix(SEARCH)}.yaml" if name.startswith(SEARCH) else f"studies/{name}.yaml"
     )
@@ -415,28 +424,20 @@ def _runs(study: str) -> dict[str, Run]:
 
 
 def _arm(study: str, arm: str) -> Row:
-    """The row of an arm's score: among the named arms, in an ablation, or in policies.csv for the untrained policy."""
-    folder = RESULTS / study
-    if not folder.is_dir():
+    """The row of an arm's score: among the named arms, in an ablation, or in `policies` for the untrained policy."""
+    policies = _rows(study, "policies")
+    if not policies:
         raise StudyError(f"no study {study} is published in docs/results")
-    rows = [*_scores(study), *(_read(folder / "policies.csv")[:1] if arm == BASE_ARM else [])]
+    rows = [*_scores(study), *(policies[:1] if arm == BASE_ARM else [])]
     row = next((row for row in rows if row["arm"] == arm), None)
     if row is None:
-        raise StudyError(f"docs/results/{study}: no table has the score of {arm}")
+        raise StudyError(f"docs/results/tables: no table has the score of {study}, {arm}")
     return row
 
 
 def _scores(study: str) -> list[dict[str, str]]:
     """The rows of every trained arm's last policies, those of ablations too."""
-    tables = [
-        path for path in sorted((RESULTS / study).glob("*.csv")) if path.name not in ("policies.csv", "figure1.csv")
-    ]
-    tables.sort(key=lambda path: path.name != "evaluation.csv")
-    return [row for path in tables if "avg_mean" in _header(path) for row in _read(path)]
-
-
-def _header(path: Path) -> Row:
-    return next(iter(_read(path)), {})
+    return [*_rows(study, "evaluation"), *_rows(study, "ablations")]
 
 
 def _cell(row: Row, column: str, where: str) -> str:
@@ -451,12 +452,9 @@ def _number(row: Row, name: str, unit: str) -> Number:
     return Number(mean, low, high, float(p), unit)
 
 
-def _training(study: str, arm: str, column: str) -> str:
-    """A cell of the summary's table of training, which has no file of its own."""
-    page = read_text(RESULTS / study / "summary.md")
-    _, _, section = page.partition("\n## Training\n")
-    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:1] == "|"]
-    row = next((row for row in table if row[0] == arm), None)
-    if row is None or column not in table[0]:
-        raise StudyError(f"docs/results/{study}/summary.md: its table of training has no {column} of {arm}")
-    return row[table[0].index(column)]
+def _trained(study: str, arm: str, column: str) -> Number:
+    """A mean over an arm's runs, as the summary's table of training has it."""
+    row = next((row for row in _published(study, "trained") if row["arm"] == arm), None)
+    if row is None:
+        raise StudyError(f"{_table('trained')}: no row of {study} is of {arm}")
+    return Number(float(_cell(row, f"{column}_mean", study)))

@@ -4,7 +4,7 @@ What each endpoint measures is held to independent numbers in test_study.py and 
 """
 
 import ast
-import csv
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,6 +17,7 @@ from claims_fixture import DVP, NAIVE, around, made, results_of
 from parsed import nodes_of
 from pydantic import ValidationError
 
+from tailrl.artifacts.published import read_published
 from tailrl.claims import finding as finding_module
 from tailrl.claims.catalogue import CATALOGUE, SEVERAL, TEXTS, TRAINED_CLAIMS, Claim, claims_of
 from tailrl.claims.decide import TESTED, Line, Scope, decide
@@ -38,7 +39,7 @@ from tailrl.reports.mismatch.run_numbers import LOGARITHMS, NUMBERS
 from tailrl.reports.overview.verdicts import MEASURES, judge
 
 ROOT = Path(__file__).parents[3]
-PUBLISHED = sorted((ROOT / "docs" / "results").glob("**/*claims.csv"))
+PUBLISHED = read_published(ROOT / "docs/results", "claims").values()
 NAN = math.nan
 
 ENTRY = """
@@ -256,9 +257,8 @@ def unlike(catalogue: Mapping[str, Claim]) -> set[str]:
     metrics without a threshold.
     """
     found = set()
-    for path in PUBLISHED:
-        with path.open(encoding="utf-8", newline="") as file:
-            rows = [(catalogue[row["id"]], row) for row in csv.DictReader(file) if row["id"] in catalogue]
+    for lines in (lines for study in PUBLISHED for _, lines in itertools.groupby(study, key=lambda row: row["page"])):
+        rows = [(catalogue[row["id"]], row) for row in lines if row["id"] in catalogue]
         decided = [(claim, row) for claim, row in rows if row["verdict"] not in (UNTESTABLE, NOT_SEEN, "premise fails")]
         found |= {claim.id for claim, row in decided if row["verdict"] not in outcome_of(row, claim)}
         for family in {claim.family or claim.id for claim, _ in rows}:

@@ -1,6 +1,7 @@
 """What curves say: the first line, the rules, and the pages."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -95,7 +96,9 @@ def test_the_page_is_whole_and_escaped() -> None:
     told = History("m.csv", "a W&B export", (Curve(name, "rollout_corr/k3_kl", STEPS, 1e-3 * (1 + STEPS)),), {})
     page = curves_html(read_curves(told))
     assert "<script>" not in page and "&lt;script&gt;" in page
-    assert 'class="curve" d="M' in page
+    (drawing,) = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
+    path = re.search(r'<path d="([^"]*)"[^>]*stroke: var\(--arm-0\)', drawing)
+    assert path and path[1].count("L") == len(STEPS) - 1
     assert all(row.source in page for row in sizes().normal)
     assert page.count("<td>0.099</td>") == 1 + sum(row.of == "k3" for row in sizes().normal), (
         "the reader's own number, in the table of numbers and beside each published one"

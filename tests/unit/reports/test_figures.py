@@ -19,13 +19,13 @@ from slow_cases import slow_but
 
 from tailrl.artifacts.results import read_results
 from tailrl.config.study import Study
+from tailrl.page_parts.drawing import DARK_COLOURS
 from tailrl.reports.ablation.numbers import Point, points_of
 from tailrl.reports.ablation.page import ablation_figure
 from tailrl.reports.axes import (
     ARM_COLOURS,
     BLACK,
     BLUE,
-    DARK_COLOURS,
     GREEN,
     RED,
     arm_legend,

@@ -1,7 +1,7 @@
 """claims.csv: verdicts on claims, one row each. The only reader and writer of these files."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated
@@ -66,8 +66,13 @@ def write_verdicts(path: Path, verdicts: Iterable[Verdict]) -> None:
 
 def read_verdicts(path: Path) -> list[Verdict]:
     """The verdicts as written; raises StudyError if a column is missing or unknown, or a cell is not of its kind."""
+    return verdicts_of(read_csv(path, [field.name for field in fields(Verdict)]), path)
+
+
+def verdicts_of(rows: Iterable[Mapping[str, str]], path: Path) -> list[Verdict]:
+    """The verdicts that rows of a table hold; raises StudyError as `read_verdicts` does."""
     found: list[Verdict] = []
-    for number, row in enumerate(read_csv(path, [field.name for field in fields(Verdict)]), start=2):
+    for number, row in enumerate(rows, start=2):
         try:
             found.append(_ROW.validate_python(row))
         except ValidationError as error:

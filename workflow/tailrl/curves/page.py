@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from matplotlib.ticker import MaxNLocator
 
 import tailrl
 from tailrl import diagnosis
@@ -15,23 +16,11 @@ from tailrl.diagnosis.gate import Judgement, exit_code
 from tailrl.diagnosis.record import CurvesRecord, RunRecord, gate_records
 from tailrl.diagnosis.sizes import LEVELS, limits, number_name, sizes
 from tailrl.page_parts import TEMPLATES
+from tailrl.page_parts.drawing import LAW, MARK, chart, in_page, set_magnitudes
 from tailrl.page_parts.markdown import prose
 from tailrl.page_parts.number_text import count, short
-from tailrl.page_parts.scales import (
-    BOTTOM,
-    CURVES_HEIGHT,
-    LEFT,
-    RIGHT,
-    TOP,
-    WIDTH_OF_PHONE,
-    Tick,
-    linear_axis,
-    magnitude_axis,
-)
 from tailrl.runtime.templates import renderer
 
-FOOT = CURVES_HEIGHT - BOTTOM  # the lower end of a chart's plane
-END = WIDTH_OF_PHONE - RIGHT  # its right end
 DIAGNOSIS = Path(diagnosis.__file__).parent / "templates"  # its table of sizes
 MOST_POINTS = 600  # of a drawn line; a longer one is drawn by the lowest and highest value of each stretch
 UNITS = {"abs_prob": "probability", "abs_prob_max": "probability", "pearson": "", "error_factor": ""}
@@ -39,13 +28,10 @@ UNITS = {"abs_prob": "probability", "abs_prob_max": "probability", "pearson": ""
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A curve as a path in an SVG, with ticks and marks at the steps of spikes and of a change."""
+    """A curve as an <svg> element, with dashes at the steps of spikes and of a change; empty without a finite value."""
 
     title: str
-    path: str
-    x_ticks: tuple[Tick, ...]
-    y_ticks: tuple[Tick, ...]
-    marks: tuple[float, ...]
+    svg: str
 
 
 render = renderer((Path(__file__).parent / "templates", DIAGNOSIS, TEMPLATES), count, number_name, prose, short)
@@ -53,9 +39,8 @@ render = renderer((Path(__file__).parent / "templates", DIAGNOSIS, TEMPLATES), c
 
 def curves_html(reading: Reading, title: str = "Curves of a run", judgements: Sequence[Judgement] = ()) -> str:
     """The whole page."""
-    width = {"width": WIDTH_OF_PHONE, "height": CURVES_HEIGHT, "left": LEFT, "top": TOP, "foot": FOOT, "end": END}
-    lines = [_line(run.main) for run in reading.runs]
-    return render("curves.html.j2", title=title, lines=lines, size=width, judgements=judgements, **_values(reading))
+    lines = [_line(run.main, f"run{number}") for number, run in enumerate(reading.runs)]
+    return render("curves.html.j2", title=title, lines=lines, judgements=judgements, **_values(reading))
 
 
 def curves_text(reading: Reading, out: Path | None = None, judgements: Sequence[Judgement] = ()) -> str:
@@ -167,19 +152,21 @@ def since(run: RunReading) -> str:
     return " ".join(sentences)
 
 
-def _line(told: Told) -> Line:
+def _line(told: Told, name: str) -> Line:
+    title = told.curve.name
     finite_N = np.isfinite(told.curve.value_N)
     step_N, value_N = told.curve.step_N[finite_N], told.curve.value_N[finite_N]
     if not len(value_N):
-        return Line(told.curve.name, "", (), (), ())
-    x_at, x_ticks = linear_axis(step_N.tolist(), LEFT, END, lambda value: f"{value:g}", whole=True)
-    values = value_N.tolist()
-    y_at, y_ticks = magnitude_axis(values, FOOT, TOP) or linear_axis(values, FOOT, TOP, lambda value: f"{value:g}")
+        return Line(title, "")
     chosen = _drawn(value_N)
-    places = [f"{x_at(float(step_N[i])):.1f} {y_at(float(value_N[i])):.1f}" for i in chosen]
-    steps = [*told.shape.spikes, *([] if math.isnan(told.shape.since) else [told.shape.since])]
-    marks = tuple(round(x_at(step), 1) for step in steps)
-    return Line(told.curve.name, "M" + "L".join(places), x_ticks, y_ticks, marks)
+    with chart("step") as (figure, plane):
+        plane.plot(step_N[chosen], value_N[chosen], color=MARK, linewidth=1.5)
+        for step in (*told.shape.spikes, told.shape.since):
+            if math.isfinite(step):
+                plane.axvline(step, color=LAW, linestyle=(0, (4, 3)), linewidth=1)
+        plane.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        set_magnitudes(plane.yaxis, value_N.tolist())
+        return Line(title, in_page(figure, name, f"{title} over the steps", {}))
 
 
 def _drawn(value_N: np.ndarray) -> list[int]:

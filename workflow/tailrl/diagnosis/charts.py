@@ -1,33 +1,23 @@
-"""The charts of a diagnosis as places in an SVG; templates/charts.html.j2 writes them."""
+"""The charts of a diagnosis, with the numbers behind each."""
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path as PathOfCell
+from matplotlib.ticker import MaxNLocator
+from matplotlib.transforms import Affine2D
 from numpy.typing import NDArray
 
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.diagnosis.measure import NATS_EDGES, SEQUENCE_GROUPS, Measured
 from tailrl.diagnosis.signature import LOGIT_CELLS, LOGIT_EDGE, POSITION_EDGES
+from tailrl.page_parts.drawing import LAW, MARK, PAGE, chart, in_page, set_magnitudes
 from tailrl.page_parts.number_text import short
-from tailrl.page_parts.scales import (
-    BOTTOM,
-    CURVES_HEIGHT,
-    LEFT,
-    RIGHT,
-    TOP,
-    WIDTH_OF_PHONE,
-    Place,
-    Tick,
-    linear_axis,
-    magnitude_axis,
-)
 from tailrl.stats.intervals import Interval, ratio_interval
-
-FOOT, PLANE_END = CURVES_HEIGHT - BOTTOM, WIDTH_OF_PHONE - RIGHT
-"""The lower end of a chart's plane, and its right end."""
 
 MOST_BARS = 24
 """Bins of responses, by mean |Δ| or by step."""
@@ -35,38 +25,20 @@ MOST_BARS = 24
 SHADES = 6
 """Of the joint picture: each is a factor in the number of tokens."""
 
-ODDS_TICKS = ("0.000001", "0.001", "0.5", "0.999", "0.999999")
+ODDS_TICKS = ("1e-6", "0.001", "0.5", "0.999", "0.999999")
+
+DASHED = (0, (4, 2.5))
 
 FEWEST_IN_A_BIN = 10
 """A bin with fewer is not drawn: it says nothing, and would set the scale."""
 
 
 @dataclass(frozen=True, slots=True)
-class Dot:
-    """A mean with the ends of its interval, as places; `tip` says it in words."""
-
-    x: float
-    y: float
-    low: float
-    high: float
-    tip: str
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """A bar of a histogram."""
-
-    x: float
-    y: float
-    width: float
-    tip: str
-
-
-@dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart: points with intervals, bars or shaded cells, with `law`, a dashed line. Without ticks nothing is known.
+    """A chart of points with intervals, of bars or of shaded cells.
 
-    `rows` are the numbers behind it; the first is the header.
+    `svg` is its <svg> element. `rows` are the numbers behind it; the first is the header. `nats`: whether `up` is in
+    nats.
     """
 
     name: str
@@ -74,13 +46,9 @@ class Chart:
     words: str
     across: str
     up: str
-    x_ticks: tuple[Tick, ...] = ()
-    y_ticks: tuple[Tick, ...] = ()
-    points: tuple[Dot, ...] = ()
-    bars: tuple[Bar, ...] = ()
-    cells: tuple[str, ...] = ()
-    law: str = ""
-    rows: tuple[tuple[str, ...], ...] = ()
+    svg: str
+    rows: tuple[tuple[str, ...], ...]
+    nats: bool = False
 
 
 def charts(measured: Measured) -> list[Chart]:
@@ -158,48 +126,47 @@ def response_chart(measured: Measured) -> Chart:
     size_S = np.log10(np.maximum(mean_S, 1e-9))
     edges = np.linspace(size_S.min(), max(size_S.max(), size_S.min() + 0.1), MOST_BARS + 1)
     count, _ = np.histogram(size_S, edges)
-    x_at, x_ticks = _axis([10**edge for edge in edges.tolist()], LEFT, PLANE_END)
-    y_at, y_ticks = linear_axis([0.0, float(count.max())], FOOT, TOP, lambda value: f"{value:g}", limits=(0, math.inf))
     ends = [(10**low, 10**high) for low, high in itertools.pairwise(edges.tolist())]
-    tips = [f"{short(low)} to {short(high)} nats: {n}" for (low, high), n in zip(ends, count, strict=True)]
-    bars = tuple(
-        Bar(round(x_at(low), 1), round(y_at(float(n)), 1), max(0.5, round(x_at(high) - x_at(low) - 0.6, 1)), tip)
-        for (low, high), n, tip in zip(ends, count, tips, strict=True)
-        if n
-    )
+    bins = [(low, high, int(n)) for (low, high), n in zip(ends, count, strict=True) if n]
+    axes = ("mean |Δ| of the response", "responses")
+    marks = {}
+    with chart(axes[0]) as (figure, plane):
+        for number, (low, high, n) in enumerate(bins):
+            plane.bar(low, n, high - low, align="edge", color=MARK, edgecolor=PAGE, linewidth=0.6, gid=f"bar{number}")
+            marks[f"bar{number}"] = {"title": f"{short(low)} to {short(high)} nats: {n}"}
+        set_magnitudes(plane.xaxis, [ends[0][0], ends[-1][1]])
+        plane.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+        svg = in_page(figure, "response", _label("By response", axes), marks)
     words = (
         "Responses by the mean |Δ| of their tokens. Two hills, or a few far to the right, are faults of some responses."
     )
     rows = [("mean |Δ|, nats", "responses")]
-    rows += [
-        (f"{short(low)} to {short(high)}", str(n)) for (low, high), n in zip(ends, count.tolist(), strict=True) if n
-    ]
-    axes = ("mean |Δ| of the response", "responses")
-    return Chart("response", "By response", words, *axes, x_ticks, y_ticks, bars=bars, rows=tuple(rows))
+    rows += [(f"{short(low)} to {short(high)}", str(n)) for low, high, n in bins]
+    return Chart("response", "By response", words, *axes, svg, tuple(rows))
 
 
 def joint_chart(measured: Measured) -> Chart:
     """Both probabilities of each token, on a scale of log-odds."""
     joint = measured.signature.joint
 
-    def across(cell: float) -> float:
-        return round(LEFT + (PLANE_END - LEFT) * cell / LOGIT_CELLS, 1)
-
-    def up(cell: float) -> float:
-        return round(FOOT - (FOOT - TOP) * cell / LOGIT_CELLS, 1)
-
     shade = np.zeros(joint.shape, np.int64)
     some = joint > 0
     shade[some] = np.ceil(SHADES * (1 + np.log(joint[some])) / (1 + np.log(joint.max()))).astype(np.int64)
-    width, height = (PLANE_END - LEFT) / LOGIT_CELLS, (FOOT - TOP) / LOGIT_CELLS
-    cells = tuple(
-        "".join(
-            f"M{across(column)} {up(row)}h{width:.2f}v-{height:.2f}h-{width:.2f}z" for row, column in _where(shade == n)
-        )
-        for n in range(1, SHADES + 1)
-    )
-    odds = [(label, math.log(float(label)) - math.log1p(-float(label))) for label in ODDS_TICKS]
-    places = [(label, (value + LOGIT_EDGE) * LOGIT_CELLS / (2 * LOGIT_EDGE)) for label, value in odds]
+    odds = [math.log(float(label)) - math.log1p(-float(label)) for label in ODDS_TICKS]
+    places = [(value + LOGIT_EDGE) * LOGIT_CELLS / (2 * LOGIT_EDGE) for value in odds]
+    axes = ("π_infer", "π_train")
+    with chart(axes[0]) as (figure, plane):
+        for n in range(1, SHADES + 1):
+            cells = [PathOfCell.unit_rectangle().transformed(Affine2D().translate(column, row))
+                     for row, column in _where(shade == n)]  # fmt: skip
+            if cells:
+                path = PathOfCell.make_compound_path(*cells)
+                plane.add_patch(PathPatch(path, facecolor=MARK, alpha=n / SHADES, linewidth=0))
+        plane.plot([0, LOGIT_CELLS], [0, LOGIT_CELLS], color=LAW, linestyle=DASHED, linewidth=1.6)
+        plane.set(xlim=(0, LOGIT_CELLS), ylim=(0, LOGIT_CELLS))
+        plane.set_xticks(places, ODDS_TICKS)
+        plane.set_yticks(places, ODDS_TICKS)
+        svg = in_page(figure, "joint", _label("Both probabilities", axes), {})
     words = (
         "Tokens by both probabilities, in log-odds; darker: more tokens. Noise on the logits makes a band of the same "
         "width around the diagonal. A band that turns is another temperature; a second cloud is a fault of some tokens."
@@ -207,12 +174,7 @@ def joint_chart(measured: Measured) -> Chart:
     rows = [("π_infer about", "π_train about", "tokens")]
     most = sorted(_where(joint > 0), key=lambda cell: -joint[cell])[:12]
     rows += [(_odds_label(column), _odds_label(row), f"{joint[row, column]:.0f}") for row, column in most]
-    return Chart(
-        "joint", "Both probabilities", words, "π_infer", "π_train",
-        tuple(Tick(across(place), label.replace("0.000001", "1e-6")) for label, place in places),
-        tuple(Tick(up(place), label.replace("0.000001", "1e-6")) for label, place in places),
-        cells=cells, law=f"M{LEFT} {FOOT}L{PLANE_END} {TOP}", rows=tuple(rows),
-    )  # fmt: skip
+    return Chart("joint", "Both probabilities", words, *axes, svg, tuple(rows))
 
 
 def _odds_label(cell: int) -> str:
@@ -249,8 +211,8 @@ def _over_rest(measured: Measured, name: str) -> tuple[list[float], list[Interva
 # --- drawing -------------------------------------------------------------------------------------------
 
 
-def _axis(values: Sequence[float], start: float, end: float) -> tuple[Place, tuple[Tick, ...]]:
-    return magnitude_axis(values, start, end) or linear_axis(values, start, end, lambda value: f"{value:g}")
+def _label(title: str, axes: tuple[str, str]) -> str:
+    return f"{title}: {axes[1]} over {axes[0]}; the table below has the numbers"
 
 
 def _dots(
@@ -266,23 +228,29 @@ def _dots(
     logs: bool = True,
 ) -> Chart:
     """Means over x with their intervals; nats."""
-    plain: Callable[[float], str] = lambda value: f"{value:g}"  # noqa: E731
-    x_at, x_ticks = _axis(x, LEFT, PLANE_END) if logs else linear_axis(x, LEFT, PLANE_END, plain, whole=True)
-    y = [one.mean for one in means] + [y for _, y in law] + ([0.0] if zero else [])
     # An interval may reach below 0, where a size has no place: it is cut below the smallest mean.
-    floor = -math.inf if zero else min(y) / 2
-    ends = [max(floor, end) for one in means for end in (one.low, one.high) if math.isfinite(end)]
-    y_at, y_ticks = linear_axis(y + ends, FOOT, TOP, lambda v: f"{v:.2g}") if zero else _axis(y + ends, FOOT, TOP)
-    points = []
-    rows = [(axes[0], f"{axes[1]}, nats", "interval")]
-    for place, one in zip(x, means, strict=True):
-        low, high = (one.low, one.high) if math.isfinite(one.low) else (one.mean, one.mean)
-        interval = f"{short(low)} to {short(high)}" if math.isfinite(one.low) else ""
-        rows.append((short(place), short(one.mean), interval))
-        mean_y, low_y, high_y = (round(y_at(max(floor, value)), 1) for value in (one.mean, low, high))
-        tip = f"{axes[0]} {short(place)}: {short(one.mean)} [{interval}]"
-        points.append(Dot(round(x_at(place), 1), mean_y, low_y, high_y, tip))
-    line = "M" + "L".join(f"{x_at(a):.1f} {y_at(max(floor, b)):.1f}" for a, b in law) if law else ""
-    if zero:
-        line = f"M{LEFT} {y_at(0.0):.1f}H{PLANE_END}"
-    return Chart(name, title, words, *axes, x_ticks, y_ticks, tuple(points), law=line, rows=tuple(rows))
+    drawn = [one.mean for one in means] + [y for _, y in law]
+    floor = -math.inf if zero else min(drawn) / 2
+    rows, marks = [(axes[0], f"{axes[1]}, nats", "interval")], {}
+    with chart(axes[0]) as (figure, plane):
+        for number, (place, one) in enumerate(zip(x, means, strict=True)):
+            low, high = (one.low, one.high) if math.isfinite(one.low) else (one.mean, one.mean)
+            interval = f"{short(low)} to {short(high)}" if math.isfinite(one.low) else ""
+            rows.append((short(place), short(one.mean), interval))
+            marks[f"point{number}"] = {"title": f"{axes[0]} {short(place)}: {short(one.mean)} [{interval}]"}
+            ends = [max(floor, low), max(floor, high)]
+            plane.plot([place, place], ends, color=MARK, alpha=0.6)
+            plane.plot(place, one.mean, "o", color=MARK, markersize=6.8, gid=f"point{number}")
+            drawn += ends
+        if law:
+            plane.plot(*zip(*law, strict=True), color=LAW, linestyle=DASHED, linewidth=1.6)
+        if zero:
+            plane.axhline(0, color=LAW, linestyle=DASHED, linewidth=1.6)
+        if logs:
+            set_magnitudes(plane.xaxis, list(x))
+        else:
+            plane.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        if not zero:
+            set_magnitudes(plane.yaxis, drawn)
+        svg = in_page(figure, name, _label(title, axes), marks)
+    return Chart(name, title, words, *axes, svg, tuple(rows), nats=True)

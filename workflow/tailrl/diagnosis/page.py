@@ -16,7 +16,7 @@ from tailrl.diagnosis.measure import Measured
 from tailrl.diagnosis.metrics import Rule, named_metrics, quantity
 from tailrl.diagnosis.replay import Configured, catalogue, configuration
 from tailrl.diagnosis.sizes import number_name, sizes
-from tailrl.page_parts import TEMPLATES, scales
+from tailrl.page_parts import TEMPLATES
 from tailrl.page_parts.explorer import explorer_data
 from tailrl.page_parts.markdown import markdown_html, markdown_tokens, prose
 from tailrl.page_parts.number_text import count, short
@@ -116,13 +116,6 @@ def html_page(
         metrics=_metrics(measured),
         charts=charts(measured),
         shown=MOST_CARDS,
-        size={
-            "width": scales.WIDTH_OF_PHONE,
-            "height": scales.CURVES_HEIGHT,
-            "left": scales.LEFT,
-            "right": scales.RIGHT,
-            "bottom": scales.BOTTOM,
-        },
         responses=explorer_data(diagnosis.responses),
         **_values(diagnosis),
     )

@@ -1,4 +1,4 @@
-"""What all pages share: their look, the axes of charts, and the token explorer."""
+"""What all pages share: their look, their charts, and the token explorer."""
 
 from pathlib import Path
 

@@ -1,5 +1,6 @@
 """How the report's figures look: one colour per arm, legible type, axes that cope with zeros, stable SVG."""
 
+import io
 import math
 import re
 from collections import Counter
@@ -15,19 +16,14 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from tailrl.page_parts.drawing import ARM_COLOURS
 from tailrl.page_parts.scales import LINEAR_PART, magnitudes
 from tailrl.stats.intervals import Interval
 
 WIDTH = 6.75
 """Inches, the text width of a two-column page: type prints at its real size."""
 
-BLUE, RED, GREEN, BLACK, PINK, ORANGE, VIOLET = ARM_COLOURS = (
-    "#024CAB", "#C4311F", "#00A65A", "#000000", "#CC79A7", "#DF7808", "#7C8AFF",
-)  # fmt: skip
-"""Found by a search: apart for any colour vision, and dark enough for a line on white. A test holds both."""
-
-DARK_COLOURS = ("#5779F3", "#EC5139", "#22C97A", "#FFFFFF", "#BC9BAE", "#FAB024", "#B2B5FF")
-"""The same colours on a dark page, in the same order."""
+BLUE, RED, GREEN, BLACK, PINK, ORANGE, VIOLET = ARM_COLOURS
 
 COLOUR_OF = {
     "dvp_mis": GREEN,
@@ -221,7 +217,14 @@ def say_in_the_middle(ax: Axes, words: str = "not recorded") -> None:
 
 
 def save_svg(figure: Figure, path: Path) -> None:
-    """Write the figure as SVG, without the date: the same figure gives the same bytes."""
+    """Write the figure as SVG."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(svg_of(figure), encoding="utf-8")
+
+
+def svg_of(figure: Figure) -> str:
+    """The figure as SVG, without the date: the same figure gives the same bytes."""
+    file = io.StringIO()
     with style():
-        figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
+        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+    return file.getvalue()

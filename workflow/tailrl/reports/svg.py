@@ -7,6 +7,7 @@ from xml.parsers import expat
 from markupsafe import Markup, escape
 
 from tailrl.artifacts.files import read_text
+from tailrl.page_parts.drawing import PAPER, in_scheme
 from tailrl.runtime.errors import StudyError, one_line, reason
 
 ELEMENTS = {
@@ -20,13 +21,16 @@ LOADS_NOTHING = re.compile(r"(matrix|rotate|scale|skew[XY]|translate)\(|url\(#")
 
 
 def inline(path: Path, name: str) -> Markup:
-    """The figure's <svg> element for an HTML page. Its ids start with `name`, since a page's ids must be unique.
+    """The figure's <svg> element for an HTML page, in the page's colours.
+
+    Its ids start with `name`, since a page's ids must be unique.
 
     Raises:
         StudyError: the file is no SVG, or holds more than a drawing: a script, an event handler, a link, or text that
             a browser parses differently from XML.
     """
     svg = re.sub(r'\b(id="|href="#|url\(#)', lambda begin: f"{begin[1]}{escape(name)}-", _drawing(path))
+    svg = in_scheme(svg, PAPER)
     if "viewBox" in svg:
         svg = re.sub(r'(<svg[^>]*?) width="[^"]*" height="[^"]*"', r"\1", svg, count=1)
     return Markup(svg)

@@ -15,13 +15,18 @@ WORK = ("rollout", "forward", "backward", "optimizer")
 
 def made_by(records: Sequence[JobRecord], other_versions: str = "") -> list[str]:
     """Commit, versions and hardware of jobs, a sentence each without its end."""
+    return [f"{what.capitalize()}: {words}" for what, words in made_by_row(records, other_versions).items()]
+
+
+def made_by_row(records: Sequence[JobRecord], other_versions: str = "") -> dict[str, str]:
+    """Commit, versions and hardware of jobs, as a row of a table."""
     versions = [", ".join(f"{k} {v}" for k, v in sorted(r.versions.items())) for r in records]
     commits = [f"{r.commit or 'unknown'}{' with uncommitted changes' if r.dirty else ''}" for r in records]
-    return [
-        f"Commit: {distinct(commits)}",
-        f"Versions: {distinct(versions)}{other_versions}",
-        f"Hardware: {distinct(_hardware(record) for record in records)}",
-    ]
+    return {
+        "commit": distinct(commits),
+        "versions": f"{distinct(versions)}{other_versions}",
+        "hardware": distinct(_hardware(record) for record in records),
+    }
 
 
 def distinct(values: Iterable[object]) -> str:
@@ -60,7 +65,7 @@ def what_ran(results: Results) -> str:
     seeds = ", ".join(dict.fromkeys(str(run.seed) for run in runs))
     items = [
         f"Training jobs of the arms above, without those of ablations: {len(runs)}, seeds {seeds}",
-        *made_by(records, f"; lm-eval {distinct(e.lm_eval for e in results.all_evaluations())}"),
+        *made_by(records, _lm_eval(results)),
         f"Wall time of the jobs: {timed}",
         f"Generation, forward, backward and optimizer: {busy}'s wall time past start-up (jobs timed: {len(shares)})",
         *([f"Made by another version of {few(results.edited)} than is there now"] if results.edited else []),
@@ -75,6 +80,15 @@ def what_ran(results: Results) -> str:
     if left_out:
         items.append(f"Sampled tokens left out of the figure of Δ, log-probability not finite: {left_out}")
     return "\n".join(f"- {item}." for item in items)
+
+
+def made_by_rows(results: Results) -> list[dict[str, str]]:
+    """The one row of made_by.csv: the commit, the versions and the hardware of the training jobs."""
+    return [made_by_row([run.record for run in results.all_runs()], _lm_eval(results))]
+
+
+def _lm_eval(results: Results) -> str:
+    return f"; lm-eval {distinct(evaluation.lm_eval for evaluation in results.all_evaluations())}"
 
 
 def _interruptions(runs: Sequence[TrainedRun]) -> list[str]:

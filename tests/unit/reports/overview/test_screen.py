@@ -14,7 +14,7 @@ from claims_fixture import around, line_of, made, results_of
 from tailrl.artifacts.claims import Verdict
 from tailrl.claims.finding import ASIDE, CHANGES, CONTRADICTED, MEASURED, REPRODUCED, UNDECIDED, UNTESTABLE
 from tailrl.config.study import Study
-from tailrl.reports.axes import DASHES, arm_styles
+from tailrl.reports.axes import arm_styles
 from tailrl.reports.curves import Curve
 from tailrl.reports.curves import curve as curve_of
 from tailrl.reports.overview import charts
@@ -24,6 +24,7 @@ from tailrl.reports.overview.study import write_report
 from tailrl.reports.overview.verdicts import judge
 from tailrl.reports.page import page
 from tailrl.reports.scores.numbers import gains_over_base, policy_scores
+from tailrl.stats.intervals import problem_interval
 from tailrl.tracking.metrics import K3_UNMASKED, REWARD
 
 ARMS = ("naive", "dvp", "mine")
@@ -36,26 +37,41 @@ def curve(arm: str, values: list[float], width: float = 0.1) -> Curve:
     return Curve(arm, "m", np.arange(len(values)), mean_N, mean_N - width, mean_N + width, 1)
 
 
-def places(line: charts.DrawnLine) -> list[tuple[float, float]]:
-    return [(float(x), float(y)) for x, y in re.findall(r"[ML](-?[\d.]+) (-?[\d.]+)", line.path)]
+class Drawn:
+    """The places in a chart of curves: of the ticks by their labels, and of the points of each arm's line."""
+
+    def __init__(self, panel: charts.Panel) -> None:
+        across = re.findall(r'text-anchor: middle; [^>]*x="([\d.]+)"[^>]*>([-\d.e]+)</text>', panel.svg)
+        self.x = {float(label): float(place) for place, label in across}
+        up = re.findall(
+            r'd="M [\d.]+ ([\d.]+) \nL [^>]*var\(--line\)[^>]*>\s*</g>\s*<g>\s*<text[^>]*>([^<]*)<', panel.svg
+        )
+        self.y = {float(label): float(place) for place, label in up}
+        self.lines, self.values = {}, {}
+        for head, body in re.findall(
+            r'<g class="series[^"]*" data-name=(.*?)><title>.*?<path d="([^"]*)"', panel.svg, re.DOTALL
+        ):
+            values = dict(re.findall(r'data-(\w+)="([^"]*)"', f"data-name={head}"))
+            self.values[values["name"]] = values
+            self.lines[values["name"]] = [(float(x), float(y)) for x, y in re.findall(r"[ML] ([\d.]+) ([\d.]+)", body)]
 
 
 def test_a_curve_lies_where_the_ticks_say() -> None:
-    panel = charts.curve_chart("t", [curve("dvp", [0.0, 0.5, 1.0], width=0.0)], KEYS)
-    y = {float(tick.label): tick.at for tick in panel.y_ticks}
-    x = {float(tick.label): tick.at for tick in panel.x_ticks}
-    (line,) = panel.lines
-    assert places(line) == [(x[0], y[0]), (x[1], y[0.5]), (x[2], y[1])]
-    assert y[1] < y[0] and x[2] > x[0], "up is more"
-    assert (line.steps, line.values) == ("0 1 2", "0 0.5 1") and line.x.split() == [f"{x[n]}" for n in range(3)]
+    drawn = Drawn(charts.curve_chart("c", "t", [curve("dvp", [0.0, 0.5, 1.0], width=0.0)], KEYS))
+    line, values = drawn.lines["dvp"], drawn.values["dvp"]
+    assert [x for x, _ in line] == [drawn.x[0], drawn.x[1], drawn.x[2]]
+    assert (line[0][1], line[2][1]) == (drawn.y[0], drawn.y[1]) and drawn.y[1] < drawn.y[0], "up is more"
+    assert line[1][1] == pytest.approx((drawn.y[0] + drawn.y[1]) / 2, abs=0.02)
+    assert (values["steps"], values["values"]) == ("0 1 2", "0 0.5 1")
+    assert [float(x) for x in values["x"].split()] == pytest.approx([x for x, _ in line], abs=0.06)
 
 
 @pytest.mark.parametrize("values", [[1e-5, 1e-3, 1.0], [0.0, 1e-4, 1e-2], [-1e-3, 0.0, 1e-2]])
 def test_magnitudes_lie_where_the_ticks_say(values: list[float]) -> None:
-    panel = charts.curve_chart("t", [curve("dvp", values, width=0.0)], KEYS, magnitude=True)
-    y = {float(tick.label): tick.at for tick in panel.y_ticks}
+    drawn = Drawn(charts.curve_chart("c", "t", [curve("dvp", values, width=0.0)], KEYS, magnitude=True))
+    y = drawn.y
     assert len(y) >= 3 and (0.0 in y) == (0.0 in values)
-    for value, (_, place) in zip(values, places(panel.lines[0]), strict=True):
+    for value, (_, place) in zip(values, drawn.lines["dvp"], strict=True):
         assert place == pytest.approx(y[value], abs=0.11) if value in y else True
     assert sorted(y.values(), reverse=True) == [y[label] for label in sorted(y)]
     assert set(values) & set(y)
@@ -63,26 +79,38 @@ def test_magnitudes_lie_where_the_ticks_say(values: list[float]) -> None:
 
 def test_gaps_infinity_and_no_values() -> None:
     nan, inf = math.nan, math.inf
-    panel = charts.curve_chart("t", [curve("dvp", [1, nan, 3, inf, 5]), curve("naive", [nan] * 5)], KEYS)
-    (line,) = panel.lines
-    assert (line.path.count("M"), len(places(line)), line.values) == (3, 3, "1 3 5")
-    assert "nan" not in line.path + line.band and "inf" not in line.path + line.band
-    assert charts.curve_chart("t", [curve("dvp", [nan, inf])], KEYS).lines == ()
-    assert charts.curve_chart("t", [curve("dvp", [0.3])], KEYS, magnitude=True).lines[0].marks
+    panel = charts.curve_chart("c", "t", [curve("dvp", [1, nan, 3, inf, 5]), curve("naive", [nan] * 5)], KEYS)
+    drawn = Drawn(panel)
+    assert list(drawn.lines) == ["dvp"] and drawn.values["dvp"]["values"] == "1 3 5"
+    assert "nan" not in panel.svg and "inf" not in panel.svg
+    assert "not recorded" in charts.curve_chart("c", "t", [curve("dvp", [nan, inf])], KEYS).svg
+    assert "<use" in charts.curve_chart("c", "t", [curve("dvp", [0.3])], KEYS, magnitude=True).svg
 
 
 def test_a_long_curve_keeps_its_extremes() -> None:
     values = np.zeros(5000)
     values[1234] = 1.0
-    panel = charts.curve_chart("t", [curve("dvp", values.tolist(), width=0.0)], KEYS)
-    (line,), top = panel.lines, panel.y_ticks[-1]
-    assert len(places(line)) <= charts.MOST_POINTS
-    assert top.label == "1" and f" {top.at:g}" in line.band, "the band reaches the one step at 1"
+    panel = charts.curve_chart("c", "t", [curve("dvp", values.tolist(), width=0.0)], KEYS)
+    drawn = Drawn(panel)
+    assert len(drawn.values["dvp"]["steps"].split()) <= charts.MOST_POINTS
+    (band,) = re.findall(r'<g class="series arm-1">.*?<path id="[^"]*" d="([^"]*)"', panel.svg, re.DOTALL)
+    highest = min(float(y) for y in re.findall(r"[ML] [\d.]+ (-[\d.]+)", band))
+    assert 260 + highest == pytest.approx(drawn.y[1], abs=0.1), "the band reaches the one step at 1"
 
 
-def test_strokes_and_shapes_match_those_of_paper() -> None:
-    assert len(charts.DASH_ARRAYS) == len(charts.SHAPES) == len(DASHES)
-    assert len(set(charts.SHAPES)) == len(set(charts.DASH_ARRAYS)) == len(DASHES)
+def test_a_score_lies_where_the_ticks_say() -> None:
+    """The mean's mark of an arm with one seed, between the ticks beside it."""
+    results = results_of(naive=made({}, reward=around(0.5, 0.1)))
+    gains, policies = gains_over_base(results), policy_scores(results)
+    base = problem_interval(results.base.scores[0].correct_PK)
+    keys = charts.keys_of(arm_styles(results.arms), {})
+    svg = charts.score_chart(gains, policies, base, keys, 2).svg
+    ticks = {float(label): float(x) for x, label in re.findall(r'middle; [^>]*x="([\d.]+)"[^>]*>([\d.]+) %<', svg)}
+    per_percent = (max(ticks.values()) - min(ticks.values())) / (max(ticks) - min(ticks))
+    (mean,) = re.findall(r'<use [^>]*x="([\d.]+)"[^>]*stroke: var\(--page\)', svg)
+    expected = min(ticks.values()) + per_percent * (100 * gains[0].avg.mean - min(ticks))
+    assert float(mean) == pytest.approx(expected, abs=0.05)
+    assert re.search(r'class="series row arm-0" data-tip="naive: [^"]*; seeds: [\d., ]+"', svg)
 
 
 def verdict(claim: str, outcome: str, arms: str = "dvp, naive", **cells: str) -> Verdict:
@@ -178,7 +206,9 @@ def test_the_page_is_whole_and_asks_nobody(html: str) -> None:
     assert found.tags.count("script") == 3 and "img" not in found.tags
     targets = [link[1:] for link in found.links if link.startswith("#")]
     assert set(targets) - set(found.ids) == set()
-    for svg in re.findall(r'<svg (?:class="curves" )?viewBox.*?</svg>', html, re.DOTALL):
+    drawings = re.findall(r"<svg id=.*?</svg>", html, re.DOTALL)
+    assert len(drawings) == 3 + html.count('type="checkbox" id="arm-')
+    for svg in drawings:
         ElementTree.fromstring(svg)
 
 
@@ -204,7 +234,8 @@ def test_every_arm_has_its_switch_its_row_and_its_curves(whole: tuple[Study, Pat
     for number, _ in enumerate(whole[0].arms):
         assert f'id="arm-{number}" checked' in html
         assert f".screen:has(#arm-{number}:not(:checked)) .arm-{number} {{ display: none; }}" in html
-        assert len(re.findall(rf'class="series [^"]*arm-{number}"', html)) == 1 + 2 * 2, "a row, two bands, two lines"
+        assert len(re.findall(rf'class="series row arm-{number}"', html)) >= 4, "its name, its score, seeds, the mean"
+        assert len(re.findall(rf'class="series arm-{number}"', html)) == 2 * 2, "two bands, two lines"
 
 
 def test_a_name_of_an_arm_is_text() -> None:

@@ -23,6 +23,8 @@ TRAINING = {
 }
 """The panels of the training figure: metric and its title."""
 
+DARK_INK, LIGHT_INK = "#1D2328", "#FEFEFE"  # on the phases' colours; the same on a light and on a dark page
+
 PHASE_COLOURS = {
     "rollout": "#332288",
     "reward": "#AA4499",
@@ -80,7 +82,7 @@ def time_figure(shares: Sequence[TimeShare], arms: Sequence[str]) -> Figure:
                 place = arms.index(share.arm)
                 ax.barh(place, share.share, 0.7, left=start[share.arm], color=colour)
                 if share.share >= 0.06:
-                    ink = "black" if phase in ("forward", "weights", "other") else "white"
+                    ink = DARK_INK if phase in ("forward", "weights", "other") else LIGHT_INK
                     middle = start[share.arm] + share.share / 2
                     ax.text(middle, place, f"{share.share:.0%}", ha="center", va="center", color=ink, fontsize=7)
                 start[share.arm] += share.share

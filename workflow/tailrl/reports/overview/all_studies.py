@@ -14,6 +14,9 @@ from tailrl.reports.figures import caption
 from tailrl.reports.overview.evidence import Answer, Shown, made_for, read_answers, verdicts_of_statements
 from tailrl.reports.page import Drawing, fragment, render
 
+MOST_LINKED = 3
+"""More studies than these are counted, not linked."""
+
 MOST_SHOWN = 2
 """The page shows this many lines of a statement, and folds the rest if there is more than one more."""
 
@@ -38,7 +41,15 @@ def write_all_studies(roots: Iterable[Path], out: Path) -> None:
 
 def claims_page(found: Sequence[Answer], out: Path) -> str:
     """The table of all statements in Markdown, for a file in the folder `out`."""
-    return render("overview/claims.md.j2", brief=_by_claim(found), own=made_for, **_shared(found, out))
+    return render(
+        "overview/claims.md.j2",
+        brief=_by_claim(found),
+        own=made_for,
+        links=lambda lines: _links(lines, out),
+        tally=_tally(found),
+        counted=_counted,
+        words_of=words_of,
+    )
 
 
 def _page(studies: Sequence[Shown], found: Sequence[Answer], out: Path) -> str:
@@ -49,18 +60,34 @@ def _page(studies: Sequence[Shown], found: Sequence[Answer], out: Path) -> str:
 
 
 def _shared(found: Sequence[Answer], out: Path) -> dict[str, Any]:
-    """The values that both templates use: the claims of each part, and functions that fill the cells."""
+    """The values of the page: the claims of each part, and functions that fill the cells."""
     by_part = itertools.groupby(found, key=lambda answer: answer.statement.part)
     return {
-        # Each statement counts once, whatever the number of its lines.
-        "tally": Counter(verdicts_of_statements(found).values()).most_common(),
+        "tally": _tally(found),
         "parts": [(part, list(_by_claim(own))) for part, own in by_part],
         "arms": _arms,
-        "counted": lambda verdicts: Counter(verdicts).items(),
+        "counted": _counted,
         "drawn": _drawn,
         "words_of": words_of,
         "relative": lambda path: _relative(Path(path), out),
     }
+
+
+def _tally(found: Iterable[Answer]) -> list[tuple[str, int]]:
+    """How many statements have each verdict: each counts once, whatever the number of its lines."""
+    return Counter(verdicts_of_statements(found).values()).most_common()
+
+
+def _counted(verdicts: Iterable[str]) -> Iterable[tuple[str, int]]:
+    return Counter(verdicts).items()
+
+
+def _links(lines: Iterable[Answer], out: Path) -> str:
+    """Links to the pages of the lines' studies, or how many there are."""
+    pages = {line.study.name: line.line.page for line in lines if line.study and line.line}
+    if len(pages) > MOST_LINKED:
+        return f"{len(pages)} studies"
+    return ", ".join(f"[{name}]({_relative(page, out)})" if page else name for name, page in pages.items())
 
 
 def _by_claim(found: Iterable[Answer]) -> Iterator[tuple[Statement | None, str, list[Answer]]]:

@@ -1,195 +1,179 @@
-"""The charts of a report's first screen as places in an SVG: a template writes them, a stylesheet colours them.
-
-Unlike the figures for paper they have text that scales, a dark mode, and values under the pointer. Lengths are in the
-units of a box as wide as a phone.
-"""
+"""The charts of a report's first screen. Unlike the figures for paper they have switches for arms, and values."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import matplotlib as mpl
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.transforms import blended_transform_factory
 
+from tailrl.page_parts.drawing import INK, PAGE, SOFT, Marks, chart, in_page, set_magnitudes
 from tailrl.page_parts.number_text import percent, short
-from tailrl.page_parts.scales import (
-    BOTTOM,
-    CURVES_HEIGHT,
-    LEFT,
-    RIGHT,
-    TOP,
-    WIDTH_OF_PHONE,
-    Place,
-    Tick,
-    linear_axis,
-    magnitude_axis,
-)
-from tailrl.reports.axes import ARM_COLOURS, ARM_MARKERS, DASHES, Look, mark_places
+from tailrl.reports.axes import Look, set_marks
 from tailrl.reports.curves import Curve
 from tailrl.reports.scores.numbers import Gain, PolicyScore
 from tailrl.stats.intervals import Interval
 
-ROW_HEIGHT, EDGE = 36, 10
+ROW = 36 / 72  # inches of an arm in the chart of scores
+FOOT = 46 / 72
 
 MOST_POINTS = 200
 """A longer curve is drawn by the means of as many stretches, its band by their extremes."""
 
-DASH_ARRAYS = ("", "7 3", "9 3 2 3", "2 3", "12 3 3 3 3 3")
-"""The strokes of DASHES in SVG."""
-
-SHAPES = (
-    "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0",
-    "M-3.6-3.6h7.2v7.2h-7.2z",
-    "M0-4.8l4.5 8h-9z",
-    "M0-5l5 5-5 5-5-5z",
-    "M0 4.8l4.5-8h-9z",
-)
-"""The shapes of ARM_MARKERS in SVG, around 0."""
-
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """An arm in the legend: its number, its name and description, and classes and attributes of its look."""
+    """An arm in the legend: its number, its name, what it is, its look, and its line and mark as an <svg> element."""
 
     number: int
     name: str
     what: str
-    colour: int
-    dash: str
-    shape: str
-
-
-@dataclass(frozen=True, slots=True)
-class DrawnLine:
-    """A curve: its arm, its path, the path of its band, its marks, and its points and values as lists in text."""
-
-    key: Key
-    path: str
-    band: str
-    marks: tuple[tuple[float, float], ...]
-    steps: str
-    x: str
-    values: str
+    look: Look
+    swatch: str
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A chart of curves; without lines it says `nothing recorded`."""
+    """A chart of curves."""
 
     title: str
-    across: str
-    x_ticks: tuple[Tick, ...]
-    y_ticks: tuple[Tick, ...]
-    lines: tuple[DrawnLine, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ScoreRow:
-    """An arm in the chart of scores; places of its seeds, its mean, and the ends of its interval."""
-
-    key: Key
-    y: float
-    value: str
-    tip: str
-    seeds: tuple[float, ...]
-    mean: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """The chart of held-out scores: a row an arm, and the untrained policy with its interval as a band."""
-
-    height: float
-    ticks: tuple[Tick, ...]
-    rows: tuple[ScoreRow, ...]
-    base: float
-    base_low: float
-    base_high: float
-    base_value: str
+    svg: str
 
 
 def keys_of(looks: dict[str, Look], described: dict[str, str]) -> list[Key]:
     """The arms' keys, in the study's order."""
     return [
-        Key(
-            number,
-            arm,
-            described.get(arm, ""),
-            ARM_COLOURS.index(look.colour),
-            DASH_ARRAYS[DASHES.index(look.dash)],
-            SHAPES[ARM_MARKERS.index(look.marker)],
-        )
+        Key(number, arm, described.get(arm, ""), look, _swatch(look, number))
         for number, (arm, look) in enumerate(looks.items())
     ]
 
 
-def score_chart(gains: Sequence[Gain], policies: Sequence[PolicyScore], base: Interval, keys: Sequence[Key]) -> Scores:
-    """avg@k of each arm: a dot a seed, the mean with its interval over seeds and problems."""
-    drawn = [base.mean, base.low, base.high, *(policy.avg.mean for policy in policies)]
-    drawn += [end for gain in gains for end in (gain.avg.mean, gain.avg.low, gain.avg.high)]
-    known = [min(1.0, max(0.0, value)) for value in drawn if math.isfinite(value)]
-    at, ticks = linear_axis(known, EDGE, WIDTH_OF_PHONE - EDGE, lambda value: f"{100 * value:g} %", limits=(0.0, 1.0))
-    rows = []
-    for number, (gain, key) in enumerate(zip(gains, keys, strict=True)):
-        own = [policy.avg.mean for policy in policies if policy.arm == gain.arm]
-        seeds = ", ".join(f"{100 * value:.1f}" for value in own)
-        low, high = (gain.avg.low, gain.avg.high) if math.isfinite(gain.avg.low) else (gain.avg.mean,) * 2
-        rows.append(
-            ScoreRow(
-                key,
-                TOP + ROW_HEIGHT * number,
-                percent(gain.avg),
-                f"{gain.arm}: {percent(gain.avg)}; seeds: {seeds}",
-                tuple(map(at, own)),
-                *(at(min(1.0, max(0.0, value))) for value in (gain.avg.mean, low, high)),
-            )
+def score_chart(
+    gains: Sequence[Gain], policies: Sequence[PolicyScore], base: Interval, keys: Sequence[Key], samples: int
+) -> Panel:
+    """avg@k of each arm: a dot a seed, the mean with its interval over seeds and problems; the untrained one's band."""
+    marks: Marks = {}
+    with chart(f"dashed: untrained policy, {percent(base)}", ROW * len(gains) + FOOT) as (figure, plane):
+        low, high = (base.low, base.high) if math.isfinite(base.low) else (base.mean, base.mean)
+        plane.axvspan(low, high, color=SOFT, alpha=0.13, linewidth=0)
+        plane.axvline(base.mean, color=SOFT, linestyle=(0, (4, 2.5)), linewidth=1.3)
+        for gain, key in zip(gains, keys, strict=True):
+            own = [policy.avg.mean for policy in policies if policy.arm == gain.arm]
+            seeds = ", ".join(f"{100 * value:.1f}" for value in own)
+            values = {
+                "class": f"series row arm-{key.number}",
+                "data-tip": f"{gain.arm}: {percent(gain.avg)}; seeds: {seeds}",
+            }
+            _draw_score(plane, gain, own, key)
+            marks |= {f"{part}{key.number}": values for part in ("reach", "name", "value", "interval", "seeds", "mean")}
+        plane.set_ylim(len(gains), 0)
+        plane.set_yticks([])
+        plane.grid(visible=True, axis="x")
+        left, right = plane.get_xlim()
+        plane.set_xlim(max(left, 0.0), min(right, 1.0))
+        plane.xaxis.set_major_locator(MaxNLocator(5))
+        plane.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
+        title = f"Held-out score (avg@{samples})"
+        words = "Held-out score of each arm with its interval; the table below has the numbers"
+        return Panel(title, in_page(figure, "score", words, marks))
+
+
+def _draw_score(plane: Axes, gain: Gain, own: Sequence[float], key: Key) -> None:
+    top, middle, colour, number = key.number, key.number + 0.67, key.look.colour, key.number
+    across = plane.get_yaxis_transform()
+    plane.axhspan(top, top + 0.94, color=PAGE, alpha=0, linewidth=0, gid=f"reach{number}")
+    for x, text, side, name in ((0, gain.arm, "left", "name"), (1, percent(gain.avg), "right", "value")):
+        label = plane.text(
+            x, top + 0.28, text, transform=across, ha=side, va="center", color=INK, gid=f"{name}{number}"
         )
-    low, high = map(at, (base.low, base.high) if math.isfinite(base.low) else (base.mean, base.mean))
-    height = TOP + ROW_HEIGHT * len(rows) + BOTTOM
-    return Scores(height, ticks, tuple(rows), at(base.mean), low, high, percent(base))
+        label.set_fontweight("bold" if name == "name" else "normal")
+    if math.isfinite(gain.avg.low):
+        ends = [max(0.0, gain.avg.low), min(1.0, gain.avg.high)]
+        plane.plot(ends, [middle, middle], color=colour, linewidth=2, gid=f"interval{number}")
+    plane.plot(own, [middle] * len(own), "o", color=colour, markersize=5, alpha=0.45, linewidth=0, gid=f"seeds{number}")
+    (mean,) = plane.plot(gain.avg.mean, middle, color=colour, clip_on=False, gid=f"mean{number}")
+    _mark(mean, key.look, 8)
+
+
+def _mark(line: Line2D, look: Look, size: float) -> None:
+    line.set_marker(look.marker)
+    line.set_markersize(size)
+    line.set_markeredgecolor(PAGE)
+    line.set_markeredgewidth(0.8)
 
 
 def curve_chart(
-    title: str, curves: Sequence[Curve], keys: Sequence[Key], *, magnitude: bool = False, across: str = "training step"
-) -> Panel:
+    name: str, title: str, curves: Sequence[Curve], keys: Sequence[Key], *, magnitude: bool = False,
+    across: str = "training step",
+) -> Panel:  # fmt: skip
     """One metric over the steps: an arm's mean over seeds, with a band from the smallest to the largest seed."""
-    thin = [_thinned(curve) for curve in curves]
-    values = [float(v) for curve in thin for band in (curve.low_N, curve.high_N) for v in band if math.isfinite(v)]
-    if not values:
-        return Panel(title, across, (), (), ())
-    steps = [float(step) for curve in thin for step in curve.step_N]
-    x_at, x_ticks = linear_axis(steps, LEFT, WIDTH_OF_PHONE - RIGHT, lambda step: f"{step:g}", whole=True)
-    bottom = CURVES_HEIGHT - BOTTOM
-    scaled = magnitude_axis(values, bottom, TOP) if magnitude else None
-    y_at, y_ticks = scaled or linear_axis(values, bottom, TOP, lambda value: f"{value:.3g}")
+    thin = [curve for curve in map(_thinned, curves) if np.isfinite(curve.mean_N).any()]
     by_name = {key.name: key for key in keys}
-    lines = tuple(
-        _line(curve, by_name[curve.arm], len(keys), x_at, y_at) for curve in thin if np.isfinite(curve.mean_N).any()
-    )
-    return Panel(title, across, x_ticks, y_ticks, lines)
+    with chart(across) as (figure, plane):
+        for curve in thin:
+            _draw_curve(plane, curve, by_name[curve.arm], len(keys))
+        if not thin:
+            plane.text(0.5, 0.5, "not recorded", transform=plane.transAxes, ha="center", va="center", color=SOFT)
+            plane.set(xticks=[], yticks=[])
+        else:
+            plane.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        values = [float(value) for curve in thin for band in (curve.low_N, curve.high_N) for value in band]
+        if not magnitude or not set_magnitudes(plane.yaxis, values):
+            plane.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
+        # A ruler at the left edge of the figure, which the page's script moves.
+        at = blended_transform_factory(figure.transFigure, plane.transAxes)
+        plane.add_line(Line2D([0, 0], [0, 1], transform=at, color=SOFT, linewidth=1, clip_on=False, gid="ruler"))
+
+        def marks() -> Marks:
+            found: Marks = {"ruler": {"class": "ruler"}}
+            for curve in thin:
+                arm = {"class": f"series arm-{by_name[curve.arm].number}"}
+                found[f"band{by_name[curve.arm].number}"] = arm
+                found[f"line{by_name[curve.arm].number}"] = {**arm, "title": curve.arm, **_values(plane, curve)}
+            return found
+
+        words = f"{title} over the training steps; the table has the numbers"
+        return Panel(title, in_page(figure, name, words, marks, kind="curves"))
 
 
-def _line(curve: Curve, key: Key, arms: int, x_at: Place, y_at: Place) -> DrawnLine:
+def _draw_curve(plane: Axes, curve: Curve, key: Key, arms: int) -> None:
+    finite_N = np.isfinite(curve.mean_N)
+    mean_N = np.where(finite_N, curve.mean_N, np.nan)
+    colour = key.look.colour
+    known_N = finite_N & np.isfinite(curve.low_N) & np.isfinite(curve.high_N)
+    band = plane.fill_between(curve.step_N, curve.low_N, curve.high_N, where=known_N.tolist(), color=colour)
+    band.set(alpha=0.16, linewidth=0, gid=f"band{key.number}")
+    (line,) = plane.plot(curve.step_N, mean_N, color=colour, linestyle=key.look.dash, gid=f"line{key.number}")
+    set_marks(line, key.look.marker, key.number, arms)
+    _mark(line, key.look, 7)
+
+
+def _values(plane: Axes, curve: Curve) -> dict[str, str]:
+    """What the page's script reads: the known steps, where they lie in the figure, and their values."""
     known = np.flatnonzero(np.isfinite(curve.mean_N))
-    runs = [run for run in np.split(known, np.flatnonzero(np.diff(known) > 1) + 1) if run.size]
-    x = [round(x_at(float(step)), 1) for step in curve.step_N]
-    mean, low, high = ([round(y_at(float(v)), 1) if math.isfinite(v) else math.nan for v in band] for band in
-                       (curve.mean_N, curve.low_N, curve.high_N))  # fmt: skip
-    path = " ".join(_path(x, mean, run.tolist()) for run in runs)
-    band = " ".join(
-        _path([*x, *x], [*high, *low], [*run.tolist(), *(run[::-1] + len(x)).tolist()]) + "Z"
-        for run in runs
-        if all(math.isfinite(end[at]) for end in (low, high) for at in run)
-    )
-    marks = tuple((x[known[place]], mean[known[place]]) for place in mark_places(known.size, key.number, arms))
-    told = [(curve.step_N[at], x[at], short(float(curve.mean_N[at]))) for at in known]
-    steps, places_x, values = (" ".join(str(one[part]) for one in told) for part in range(3))
-    return DrawnLine(key, path, band, marks, steps, places_x, values)
+    places = plane.transData.transform([(float(curve.step_N[at]), 0.0) for at in known])[:, 0]
+    return {
+        "data-name": curve.arm,
+        "data-steps": " ".join(str(curve.step_N[at]) for at in known),
+        "data-x": " ".join(f"{place:.1f}" for place in places),
+        "data-values": " ".join(short(float(curve.mean_N[at])) for at in known),
+    }
 
 
-def _path(x: Sequence[float], y: Sequence[float], places: Iterable[int]) -> str:
-    return "M" + "L".join(f"{x[at]:g} {y[at]:g}" for at in places)
+def _swatch(look: Look, number: int) -> str:
+    """A line and a mark as in the charts."""
+    with mpl.rc_context():
+        figure = Figure(figsize=(30 / 72, 12 / 72), dpi=72, facecolor="none")
+        figure.add_artist(Line2D([0.03, 0.97], [0.5, 0.5], color=look.colour, linestyle=look.dash, linewidth=1.8))
+        mark = Line2D([0.5], [0.5], color=look.colour)
+        _mark(mark, look, 7)
+        figure.add_artist(mark)
+        return in_page(figure, f"swatch{number}", "", {}, kind="swatch")
 
 
 def _thinned(curve: Curve) -> Curve:

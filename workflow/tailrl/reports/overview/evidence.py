@@ -2,14 +2,15 @@
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from tailrl.artifacts.claims import Verdict, read_verdicts
+from tailrl.artifacts.claims import Verdict, read_verdicts, verdicts_of
+from tailrl.artifacts.published import PAGE, is_published, path_of, read_published
 from tailrl.artifacts.tables import read_csv
 from tailrl.claims.catalogue import STATEMENTS, Statement, words_of
 from tailrl.claims.decide import SILENT, outcome_of_lines, outcome_without_lines
@@ -137,6 +138,10 @@ def read_shown(roots: Iterable[Path]) -> list[Shown]:
     archives = read_made_for(folders).archives
     found: dict[str, Shown] = {}
     for root in folders:
+        if is_published(root):
+            for study in _published(root, archives):
+                found.setdefault(study.name, study)
+            continue
         for folder in sorted(path for path in (*root.glob("*"), *root.glob("*/*")) if path.is_dir()):
             name = folder.relative_to(root).as_posix()
             if name.startswith(SEARCH) or ("/" in name and folder.name in FOLDERS):
@@ -224,6 +229,30 @@ def _rest(rest: Sequence[tuple[Shown, Told]]) -> str:
     lines = "one line more" if len(rest) == 1 else f"{len(rest)} lines more"
     where = f"of {', '.join(names)}" if len(names) <= MOST_NAMED else f"of {len(names)} studies"
     return f"{lines}, {where}: " + (said.pop() if len(said) == 1 else "nothing to test")
+
+
+def _published(root: Path, archives: Collection[str]) -> Iterator[Shown]:
+    """The studies of a folder of published results. Their figures are drawn where their pages are shown."""
+    remedies = read_published(root, "arms")
+    ablations = read_published(root, "ablations")
+    for name, rows in read_published(root, "claims").items():
+        if name.startswith(SEARCH) or ("/" in name and name.rpartition("/")[2] in FOLDERS):
+            continue
+        pages = [row.pop(PAGE) for row in rows]
+        claims = [
+            Told(**asdict(line) | {"claim": words_of(line.id, line.claim)}, page=root / name / f"{page}.md")
+            for page, line in zip(pages, verdicts_of(rows, path_of(root, "claims")), strict=True)
+        ]
+        tables = dict.fromkeys(root / name / f"{row[PAGE]}.md" for row in ablations.get(name, []))
+        yield Shown(
+            name,
+            tuple(claims),
+            (),
+            tuple(path for path in tables if path.is_file()),
+            root / name / f"{pages[0]}.md",
+            {row["arm"]: row["remedy"] for row in remedies.get(name, [])},
+            "" if name in archives else command_of(name),
+        )
 
 
 def _tables(folder: Path) -> list[Path]:

@@ -19,7 +19,7 @@
   }
   for (const svg of document.querySelectorAll("svg.curves")) {
     const swatches = new Map([...document.querySelectorAll(".key")].map((key) => [key.textContent.trim(), key.querySelector("svg")]));
-    const series = [...svg.querySelectorAll("g.series")].map((group) => ({
+    const series = [...svg.querySelectorAll("g[data-name]")].map((group) => ({
       group, name: group.dataset.name, steps: group.dataset.steps.split(" "),
       x: group.dataset.x.split(" ").map(Number), values: group.dataset.values.split(" "),
     }));

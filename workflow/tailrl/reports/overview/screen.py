@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from tailrl.artifacts.claims import Verdict
 from tailrl.artifacts.results import Results
-from tailrl.page_parts import scales
-from tailrl.reports.axes import ARM_COLOURS, DARK_COLOURS, arm_styles
+from tailrl.reports.axes import arm_styles
 from tailrl.reports.curves import Curve
 from tailrl.reports.overview import charts
 from tailrl.reports.overview.arms import describe_arms
@@ -18,6 +17,7 @@ from tailrl.tracking.metrics import K3_UNMASKED, REWARD
 MOST_LINES = 3
 """A card shows this many lines, and folds the rest."""
 
+SCORE_WORDS = "Each arm: mean with its 95 % interval over seeds and problems; small dots are seeds."
 K3_WORDS = (
     "k3 KL on the full distributions, of the tokens that an arm samples: mean over seeds, band from the smallest to "
     "the largest seed. An axis that shows 0 is linear below its smallest power of ten."
@@ -26,26 +26,14 @@ K3_WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class Screen:
-    """The first screen; `panels` are the charts of curves, each with its name, its caption and its table.
-
-    `colours` are those of arms by number, on a light and on a dark page. The lengths are those of the charts.
-    """
+    """The first screen; `panels` are the charts, each with its name, its caption and its tables."""
 
     keys: Sequence[charts.Key]
-    scores: charts.Scores
-    samples: int
-    panels: Sequence[tuple[charts.Panel, str, str, str]]
+    panels: Sequence[tuple[charts.Panel, str, str, tuple[str, ...]]]
     cards: Mapping[str, Sequence[Card]]
     tally: str
-    colours: tuple[tuple[str, str], ...] = tuple(zip(ARM_COLOURS, DARK_COLOURS, strict=True))
     silent: str = SILENT_GROUP
     limit: int = MOST_LINES
-    width: int = scales.WIDTH_OF_PHONE
-    height: int = scales.CURVES_HEIGHT
-    left: int = scales.LEFT
-    right: int = scales.RIGHT
-    bottom: int = scales.BOTTOM
-    edge: int = charts.EDGE
 
 
 def first_screen(
@@ -64,14 +52,15 @@ def first_screen(
     words = f"Mean over seeds, band from the smallest to the largest seed{smoothed}."
     k3 = [curve for curve in curves if curve.metric == K3_UNMASKED]
     found = cards(verdicts)
-    return Screen(
-        keys,
-        charts.score_chart(gains, policies, problem_interval(base), keys),
-        base.shape[1],
+    scores = charts.score_chart(gains, policies, problem_interval(base), keys, base.shape[1])
+    panels = (
+        (scores, "score", SCORE_WORDS, ("evaluation", "policies")),
+        (charts.curve_chart("reward", "Training reward", reward, keys), "reward", words, ("training",)),
         (
-            (charts.curve_chart("Training reward", reward, keys), "reward", words, "training"),
-            (charts.curve_chart("Mismatch: k3 (nats a token)", k3, keys, magnitude=True), "k3", K3_WORDS, "mismatch"),
+            charts.curve_chart("k3", "Mismatch: k3 (nats a token)", k3, keys, magnitude=True),
+            "k3",
+            K3_WORDS,
+            ("mismatch",),
         ),
-        found,
-        tally(found),
     )
+    return Screen(keys, panels, found, tally(found))

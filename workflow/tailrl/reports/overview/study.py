@@ -13,11 +13,12 @@ from tailrl.reports.figures import FIGURES, SNAPSHOT_FIGURES, caption, place_of
 from tailrl.reports.mismatch.page import write_mismatch
 from tailrl.reports.overview.arms import arm_rows
 from tailrl.reports.overview.screen import first_screen
-from tailrl.reports.overview.summary import summarize
+from tailrl.reports.overview.summary import summarize, trained_rows
 from tailrl.reports.overview.tokens import worst_responses
 from tailrl.reports.overview.verdicts import judge
 from tailrl.reports.page import Drawing, page
 from tailrl.reports.scores.page import write_scores
+from tailrl.reports.what_ran import made_by_rows
 
 
 def write_report(study: Study, results: Path, out: Path) -> None:
@@ -36,6 +37,8 @@ def write_report(study: Study, results: Path, out: Path) -> None:
     curves = [*write_course(read, out), *write_mismatch(read, out)]
     write_collapse(read, out)
     write_csv(out / "tables" / "arms.csv", arm_rows(read))
+    write_csv(out / "tables" / "made_by.csv", made_by_rows(read))
+    write_csv(out / "tables" / "trained.csv", trained_rows(read))
     verdicts = judge(read)
     write_verdicts(out / "tables" / "claims.csv", verdicts)
     summary = summarize(study, read, verdicts, scores.gains, scores.comparisons)

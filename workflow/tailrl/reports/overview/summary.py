@@ -1,9 +1,14 @@
 """The summary of a study in words and tables (Markdown), made from its results alone."""
 
+import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from tailrl.artifacts.claims import Verdict
+from tailrl.artifacts.metrics import FloatArray
 from tailrl.artifacts.results import Results, TrainedRun
+from tailrl.artifacts.tables import Row
 from tailrl.config.study import Study
 from tailrl.page_parts.number_text import LOST, spread
 from tailrl.reports.curves import mean_of
@@ -62,15 +67,29 @@ def summarize(
         baselines=[policy for policy in policy_scores(results) if policy.arm in results.baselines],
         columns=TRAINING_COLUMNS,
         last=LAST,
-        trained={arm: _trained(results.runs[arm]) for arm in results.arms},
+        trained={arm: list(map(spread, _trained(results.runs[arm]).values())) for arm in results.arms},
         compared=comparison_table(comparisons, "tables/differences.csv") if comparisons else "",
         differences=[difference_sentence(comparison, k3, len(comparisons)) for comparison in comparisons],
         ran=what_ran(results),
     )
 
 
-def _trained(runs: Sequence[TrainedRun]) -> list[str]:
-    """An arm's cells in the training table."""
-    means = {name: mean_of(runs, key) for name, key in TRAINING_COLUMNS.items()}
-    final = mean_of(runs, keys.REWARD, last=LAST)
-    return [spread(final), *(spread(1.0 - values if name == LOST else values) for name, values in means.items())]
+def trained_rows(results: Results) -> list[Row]:
+    """The rows of trained.csv: what the table of training shows, with the mean, smallest and largest seed of each."""
+    rows: list[Row] = []
+    for arm in results.arms:
+        row: dict[str, object] = {"arm": arm}
+        for title, values in _trained(results.runs[arm]).items():
+            known = values[~np.isnan(values)]
+            name = "lost" if title == LOST else title.replace(" ", "_")
+            for end, of in (("mean", np.mean), ("min", np.min), ("max", np.max)):
+                row[f"{name}_{end}"] = float(of(known)) if known.size else math.nan
+        rows.append(row)
+    return rows
+
+
+def _trained(runs: Sequence[TrainedRun]) -> dict[str, FloatArray]:
+    """Each seed's values by column of the training table."""
+    final = {"final reward": mean_of(runs, keys.REWARD, last=LAST)}
+    means = {title: mean_of(runs, key) for title, key in TRAINING_COLUMNS.items()}
+    return final | {title: 1.0 - values if title == LOST else values for title, values in means.items()}

@@ -1,9 +1,9 @@
-"""The tables that a study's parts left, in results/<study>/<part>/tables/ or docs/results/<study>/<part>/."""
+"""The tables that a study's parts left, in results/<study>/<part>/tables/, or as published in docs/results."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tailrl.artifacts.tables import read_csv
+from tailrl.artifacts.published import file_of_part, rows_of_part
 from tailrl.config.pooled import SCORE_COLUMN, SCORE_TABLE, Pool
 from tailrl.reports.parts.numbers import POOLED_SCORE, Numbers, PartNumbers
 from tailrl.runtime.errors import StudyError
@@ -29,7 +29,7 @@ def read_parts(pool: Pool, names: Sequence[str], folders: Sequence[Path]) -> Par
     for folder in folders:
         if (part := part_name(folder)) not in names:
             raise StudyError(f"{folder}: {part} is no part of this study")
-        found[part] = {name: _numbers(folder / table, column) for name, (table, column) in columns.items()}
+        found[part] = {name: _numbers(folder, table, column) for name, (table, column) in columns.items()}
     for name in columns:
         _check_seeds({folder: found[part_name(folder)][name] for folder in folders})
     return {part: found[part] for part in names if part in found}
@@ -49,11 +49,14 @@ def _check_seeds(parts: Mapping[Path, Numbers]) -> None:
                 raise StudyError(f"{folder}: {arm} has {len(values)} seeds, but {count} in {other}: was one a trial?")
 
 
-def _numbers(path: Path, name: str) -> Numbers:
-    found = dict[str, dict[int, float]]()
+def _numbers(folder: Path, table: str, column: str) -> Numbers:
+    path = file_of_part(folder, table)
+    numbers: dict[str, dict[int, float]] = {}
     try:
-        for row in read_csv(path, ("arm", "seed", name)):
-            found.setdefault(row["arm"], {})[int(row["seed"])] = float(row[name] or "nan")
+        for row in rows_of_part(folder, table):
+            if missing := [name for name in ("arm", "seed", column) if row.get(name) is None]:
+                raise StudyError(f"{path}: a line has no {missing[0]}")
+            numbers.setdefault(row["arm"], {})[int(row["seed"])] = float(row[column] or "nan")
     except ValueError:
-        raise StudyError(f"{path}: a line's seed or {name} is not a number") from None
-    return found
+        raise StudyError(f"{path}: a line's seed or {column} is not a number") from None
+    return numbers
