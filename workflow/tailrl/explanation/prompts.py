@@ -136,4 +136,5 @@ def _distances(
         [np.nanmedian(np.abs(column_T[: len(logprob_N)] - logprob_N)) for column_T in own]
         for logprob_N, own in zip(logprobs, columns, strict=True)
     ]
-    return np.nan_to_num(found, nan=np.inf).min(1)
+    distance_R: FloatArray = np.nan_to_num(found, nan=np.inf).min(1)
+    return distance_R
