@@ -216,13 +216,15 @@ def test_prompts_are_found_in_a_set_by_the_numbers(folder: Path, prompts: list[l
     assert found.trainer.before < 1e-4 and causes(found) == {"repetition_penalty": pytest.approx(1.2, rel=0.1)}
 
 
-def test_prompts_are_found_for_log_probs_without_their_sign(folder: Path, prompts: list[list[int]]) -> None:
+@pytest.mark.parametrize("rows", [0, COUNT])
+def test_prompts_are_found_for_log_probs_without_their_sign(folder: Path, prompts: list[list[int]], rows: int) -> None:
+    """Also among a set that has as many prompts as the log has rows, in another order."""
     responses, sampler = sampled(load(folder), prompts, TOKENS)
     negated = [-column_T for column_T in sampler]
-    rows = rows_of(prompts, responses, negated, negated)
-    alone = [{**row, "token_ids": ids} for row, ids in zip(rows, responses, strict=True)]
+    logged = rows_of(prompts, responses, negated, negated)
+    alone = [{**row, "token_ids": ids} for row, ids in zip(logged, responses, strict=True)]
     candidates = [tuple(prompt) for prompt in prompts[::-1]]
-    found, _ = match(Scorer(str(folder)), read(read_table(alone)).responses, candidates, rows=0, seen=int)
+    found, _ = match(Scorer(str(folder)), read(read_table(alone)).responses, candidates, rows=rows, seen=int)
     matched = [joined.whole_T for joined in found]
     assert [list(whole_T)[: len(ids)] for whole_T, ids in zip(matched, prompts, strict=True)] == prompts
 

@@ -6,7 +6,9 @@ import pytest
 
 from tailrl.config.load import parse_study
 from tailrl.config.study import Study
+from tailrl.planning.plan import AT_ONCE_BYTES
 from tailrl.planning.requests import (
+    PROCESS_BYTES,
     UNKNOWN,
     comparison_request,
     evaluation_request,
@@ -24,12 +26,13 @@ def study_of(path: str | None = None, **training: Any) -> Study:
 
 
 def test_a_large_policy_gets_the_memory_that_it_needs() -> None:
-    """Ranks share the file of the policy; one has a checkpoint twice while it is written, several have parts of it."""
+    """Ranks share the file of the policy and write a checkpoint in parts; the first of several has one more policy."""
     study = study_of("Qwen/Qwen3-14B-Base")
     run = study.run("a")
     eight, one = (training_request(study, run, ranks).mem_mb for ranks in (8, 1))
-    assert one > 4e-6 * LARGE * (1 + 2 * 3)
-    assert 4e-6 * LARGE * 2 < eight < one
+    parts = 1e-6 * (2 * AT_ONCE_BYTES + PROCESS_BYTES)
+    assert one == pytest.approx(4e-6 * LARGE + parts, abs=1)
+    assert eight == pytest.approx(2 * 4e-6 * LARGE + parts + 7e-6 * PROCESS_BYTES, abs=1)
     assert policy_request(study).mem_mb > 4e-6 * LARGE
     two = evaluation_request(study, 10, 2).mem_mb
     assert two == 2 * evaluation_request(study, 10, 1).mem_mb > 2 * 4e-6 * LARGE

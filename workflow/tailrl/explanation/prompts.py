@@ -14,6 +14,7 @@ from tailrl.explanation.sequences import Response, Scored, encode, joined
 from tailrl.runtime.errors import StudyError
 
 TRIED = 16  # a response's prompt is found by so many of its first tokens
+CHECKED = 6  # responses by which it is seen whether each row has its line's prompt
 AROUND = 16  # prompts before and after a response's own one, in the log's order, that may have been read instead
 
 
@@ -61,15 +62,15 @@ def match(
 ) -> tuple[list[Response], str]:
     """The responses after their prompts, and a sentence on how these were found.
 
-    With as many prompts as the log has rows, each row has its own. Else a response's prompt is the one after which the
-    model's numbers are nearest to either logged column.
+    With as many prompts as the log has rows, each row has its own, if the numbers say so. Else a response's prompt is
+    the one after which the model's numbers are nearest to either logged column.
     """
-    if len(prompts) == rows:
-        return [joined(one, prompts[one.number], _ids(one)) for one in responses], "Each row has its line's prompt."
-    unique = list(dict.fromkeys(prompts))
     ids = [_ids(one) for one in responses]
     # Log-probs are negative; a log may have them without their sign.
     columns = [[-np.abs(column_T) for column_T in (one.trainer_T, one.sampler_T)] for one in responses]
+    if len(prompts) == rows and _is_by_row(scorer, responses[:CHECKED], prompts, ids, columns):
+        return [joined(one, prompts[one.number], _ids(one)) for one in responses], "Each row has its line's prompt."
+    unique = list(dict.fromkeys(prompts))
     distance_PR = []
     for prompt in unique:
         distance_PR.append(_distances(scorer, prompt, ids, columns))
@@ -77,6 +78,22 @@ def match(
     best_R = np.argmin(distance_PR, 0)
     found = [joined(one, unique[best], own) for one, best, own in zip(responses, best_R, ids, strict=True)]
     return found, f"Each response's prompt was found among {len(unique)} by the numbers of its first {TRIED} tokens."
+
+
+def _is_by_row(
+    scorer: Scorer,
+    responses: Sequence[Response],
+    prompts: Sequence[tuple[int, ...]],
+    ids: Sequence[Sequence[int]],
+    columns: Sequence[Sequence[FloatArray]],
+) -> bool:
+    """Whether most responses are nearest to their own line's prompt; a set may have as many prompts by chance."""
+    own = [prompts[one.number] for one in responses]
+    tried = list(dict.fromkeys([*own, *prompts[:AROUND]]))
+    count = len(responses)
+    distance_PR = np.array([_distances(scorer, prompt, ids[:count], columns[:count]) for prompt in tried])
+    nearest = [tried[place] for place in distance_PR.argmin(0)]
+    return bool(np.mean([one == best for one, best in zip(own, nearest, strict=True)]) >= 0.5)
 
 
 def with_other_prompts(
