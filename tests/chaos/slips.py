@@ -125,8 +125,8 @@ SLIPS: dict[str, Slip] = {
     ),
     "everybody may write where ranks meet": Slip(
         "runtime/launch.py",
-        "            folder = Path(name)\n",
-        "            folder = Path(name)\n            folder.chmod(0o777)\n",
+        "        folder = Path(name)\n",
+        "        folder = Path(name)\n        folder.chmod(0o777)\n",
         "tests/unit/runtime/test_launch.py::test_ranks_meet_where_no_stranger_reaches",
     ),
     "a metric in TRL's log is from after the update": Slip(

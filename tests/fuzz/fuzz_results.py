@@ -14,7 +14,9 @@ from bad_results import EVALUATION, HOME, METRICS, RUN, STUDY, TOKENS, write_sma
 from kinds import Case, Kind
 from mutations import mutated, mutated_bytes, to_json
 
+from tailrl.artifacts.published import read_published
 from tailrl.artifacts.results import read_results
+from tailrl.artifacts.tables import write_csv
 from tailrl.artifacts.tokens import read_token_arrays
 from tailrl.reports import arm_pairs
 from tailrl.reports.overview.all_studies import claims_page
@@ -31,9 +33,9 @@ TYPES = ("int8", "int32", "int64", "uint64", "float16", "float32", "float64", "b
 
 def prepare(folder: Path) -> None:
     write_small(folder)
-    published = Path(__file__).parents[2] / "docs" / "results" / "stress" / "claims.csv"
+    published = read_published(Path(__file__).parents[2] / "docs" / "results", "claims")["stress"]
     (folder / "tables").mkdir()
-    (folder / CLAIMS).write_text("".join(published.open(encoding="utf-8").readlines()[:6]), encoding="utf-8")
+    write_csv(folder / CLAIMS, [{name: row[name] for name in row if name != "page"} for row in published[:5]])
 
 
 def cases(rng: Random) -> Iterator[Case]:

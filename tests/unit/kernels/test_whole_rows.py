@@ -24,7 +24,7 @@ def tensors() -> dict[str, Any]:
         "hidden_TH": hidden.requires_grad_(),
         "weight_VH": weight.requires_grad_(),
         "tokens_T": logits.argmax(-1).detach(),
-        "logits_infer_TV": (logits + 0.3 * torch.randn(T, V, generator=generator)).detach(),
+        "logits_sampler_TV": (logits + 0.3 * torch.randn(T, V, generator=generator)).detach(),
     }
 
 
@@ -50,7 +50,7 @@ def test_chunks_are_the_definition(
     )
     plain = tensors()
     logits = plain["hidden_TH"] @ plain["weight_VH"].T / TEMPERATURE
-    drawn = safe_set(given["logits_infer_TV"], sets.sampler_rule, threshold_T1)
+    drawn = safe_set(given["logits_sampler_TV"], sets.sampler_rule, threshold_T1)
     safe = drawn if sets.side == "replay" else safe_set(logits, sets.trainer_rule, threshold_T1)
     wanted = token_logprobs(logits, plain["tokens_T"], "full", None, False, safe)
     for name in wanted.__slots__:
@@ -60,7 +60,7 @@ def test_chunks_are_the_definition(
     if expected is not None:
         logp, logq = (
             x.masked_fill(~kept, -torch.inf).log_softmax(-1)
-            for x, kept in ((logits, safe), (given["logits_infer_TV"], drawn))
+            for x, kept in ((logits, safe), (given["logits_sampler_TV"], drawn))
         )
         exact = expected_score(logp, logq, own)
         torch.testing.assert_close(expected, exact)
@@ -75,8 +75,8 @@ def test_chunks_are_the_definition(
 def test_a_replayed_set_holds_every_token_that_was_drawn_from_it() -> None:
     """Its own set would lack some, and its kept mass is the trainer's mass of the sampler's set."""
     given, sets = tensors(), Vocabulary(rule="top_k", k=4, side="replay")
-    drawn = safe_set(given["logits_infer_TV"], "top_k", 4)
-    given["tokens_T"] = torch.where(drawn, given["logits_infer_TV"], torch.inf).argmin(-1)
+    drawn = safe_set(given["logits_sampler_TV"], "top_k", 4)
+    given["tokens_T"] = torch.where(drawn, given["logits_sampler_TV"], torch.inf).argmin(-1)
     threshold_T1 = torch.full((T, 1), 4.0)
     rows = {"threshold_T1": threshold_T1, "temperature": TEMPERATURE, "correction": Correction()}
     replayed, _ = whole_row_scores(**given, **rows, vocabulary=sets)

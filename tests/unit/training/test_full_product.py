@@ -77,12 +77,12 @@ def test_every_arm_is_admitted_or_refused_with_its_reason() -> None:
         assert (found is None) == (not expected), (choice, found)
         assert found is None or found.startswith(tuple(expected)), (choice, found)
         counts["admitted" if found is None else "refused"] += 1
-    # 23 vocabularies with 56 corrections by themselves, 56 beside recompute and 8 beside either other ratio; the 16
-    # with the paper's fill by themselves. Of these, 9 and 8 prune on both sides: the others need `deliberate`, as do 18
+    # 23 vocabularies with 72 corrections by themselves, 72 beside recompute and 8 beside either other ratio; the 16
+    # with the paper's fill by themselves. Of these, 9 and 8 prune on both sides: the others need `deliberate`, as do 30
     # corrections that weigh by two ratios.
-    deliberate, unbiased = 23 * 128 + 16, 9 * (128 - 36) + 8
+    deliberate, unbiased = 23 * 160 + 16, 9 * (160 - 60) + 8
     assert counts["admitted"] == deliberate + unbiased
-    assert sum(counts.values()) == len(SOUND) * 4 * 4 * 7 * 2 * 2
+    assert sum(counts.values()) == len(SOUND) * 4 * 4 * 9 * 2 * 2
 
 
 # --- what is admitted trains -------------------------------------------------------------------------------

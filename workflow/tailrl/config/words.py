@@ -106,7 +106,8 @@ def _clip(clip: Clip) -> str:
     bounds = f", from 1 - {clip.low} to 1 + {clip.high}" if isinstance(clip, Bounded) else ""
     if clip.dual_bound is not None:
         bounds += f", and to {_number(clip.dual_bound)} where the advantage is negative"
-    return f"{what}, {clip.ratio}{bounds}{_limit(clip.limit)}"
+    old = "" if clip.proximal == "recompute" else ", old log-probs between the sampler's and the policy's"
+    return f"{what}, {clip.ratio}{old}{bounds}{_limit(clip.limit)}"
 
 
 def _reference(penalty: ReferenceKL) -> str:
@@ -132,6 +133,8 @@ def _weights(correction: Correction) -> list[str]:
         clauses.append(f"scores centred over {over}")
     if correction.normalise:
         clauses.append("normalised to a mean weight of 1")
+    if correction.log_ratio_penalty is not None:
+        clauses.append(f"{_number(correction.log_ratio_penalty)} times the squared log-ratio in the loss")
     clauses = clauses or [UNWEIGHTED]
     if correction.veto is not None:
         clauses.append(f"veto below a token ratio of {correction.veto}")
@@ -141,7 +144,12 @@ def _weights(correction: Correction) -> list[str]:
 
 
 def _rejection(rule: Rejection) -> str:
-    what = f"{rule.of} of a token" if rule.by == "token" else f"a response's {rule.by} of {rule.of}"
+    if rule.by == "token":
+        what = f"{rule.of} of a token"
+    elif rule.by == "batch":
+        what = f"tokens by the update's {rule.of}"
+    else:
+        what = f"a response's {rule.by} of {rule.of}"
     limits = [f"{side} {_number(limit)}" for side in ("above", "below") if (limit := getattr(rule, side)) is not None]
     ratio = "" if rule.ratio == "r_corr" else f" by {rule.ratio}"
     when = {"always": "", "negative": " where A < 0", "outward": " where A widens it"}[rule.when]
