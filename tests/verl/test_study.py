@@ -157,6 +157,9 @@ def test_verl_takes_the_lines_and_the_plugin_does(configured: Callable[..., Any]
     check_run(config, settings_of(config))
     assert bool(settings_of(config).dvp) == run.vocabulary.prunes
     assert config.actor_rollout_ref.rollout.n == run.training.group_size
+    # What verl's engines read: another key of nearly the same name is read by none.
+    assert config.actor_rollout_ref.actor.optim.clip_grad == run.training.max_grad_norm
+    assert config.actor_rollout_ref.actor.optim.lr == run.training.learning_rate
 
 
 @pytest.mark.parametrize("estimator", ["rloo", "grpo"])
@@ -184,6 +187,11 @@ REFUSED = {
     "clip.ratio: bypass": {"clip": {"ratio": "bypass"}},
     "correction.sequence: is": {"correction": {"sequence": "is"}},
     "correction.reject": {"correction": {"reject": [{"of": "k3", "by": "token", "above": 0.1}]}},
+    "clip.log_ratio_limit": {"clip": {"ratio": "recompute", "log_ratio_limit": 2.0}},
+    "correction weighs tokens and responses": {"correction": {"token": "tis", "sequence": "mis"}, "deliberate": True},
+    "correction.log_ratio_penalty": {"correction": {"log_ratio_penalty": 1e-3}},
+    "correction.veto never acts": {"correction": {"veto": 1e-10}},
+    "correction.veto_above": {"correction": {"veto": 1e-4, "veto_above": 100.0}},
     "training.optimizer: sgd": {"training": {"optimizer": "sgd"}},
 }
 

@@ -62,6 +62,10 @@ def test_a_token_outside_the_trainers_set_is_not_pulled() -> None:
     ("arm", "words"),
     [
         ({"correction": {"token": "tis", "normalise": True, "log_ratio_penalty": 1e-3}}, "normalise rescales"),
+        (
+            {"correction": {"reject": [{"of": "k2", "by": "batch", "above": 0.02, "ratio": "r_ppo"}]}},
+            "by: batch judges an update's tokens before it",
+        ),
         ({"correction": {"centering": "full", "log_ratio_penalty": 1e-3}}, "log_ratio_penalty pulls the policy"),
         (
             {"correction": {"log_ratio_penalty": 1e-3}, "training": {"loss_mean": "kept"}},

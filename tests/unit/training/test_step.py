@@ -140,6 +140,33 @@ def test_the_token_budget_changes_nothing(model: PreTrainedModel, arm: str) -> N
         assert record.metrics() == pytest.approx(results[0][2].metrics(), rel=1e-4, abs=1e-6, nan_ok=True)
 
 
+@pytest.mark.parametrize("advantages", [[0.0] * 4, [0.7, 0.0, -0.7, 0.0]])
+def test_a_penalty_pulls_responses_without_an_advantage_too(
+    model: PreTrainedModel, policy_folder: Path, advantages: list[float]
+) -> None:
+    """The gradient of the definition, float64, one sequence at a time."""
+    run = run_of({"correction": {"log_ratio_penalty": 0.5}})
+    rollouts, _ = make_rollouts(4)
+    loss, _ = accumulate_gradients(model, samples_of(rollouts, advantages, run), make_scorer(run), Stopwatch())
+    plain = AutoModelForCausalLM.from_pretrained(policy_folder, dtype=torch.float64, attn_implementation="eager")
+    plain.load_state_dict(dict(named_weights(model)))
+    terms = []
+    for rollout, advantage in zip(rollouts, advantages, strict=True):
+        first, sampled_T = len(rollout.prompt_tokens), torch.tensor(rollout.tokens)
+        row = torch.tensor([[*rollout.prompt_tokens, *rollout.tokens]])
+        logp_TV = (plain(row).logits[0, first - 1 : -1] / run.training.temperature).log_softmax(-1)
+        logp_T = logp_TV.gather(1, sampled_T[:, None])[:, 0]
+        squared_T = (logp_T - torch.tensor(rollout.logp_sampler_T, dtype=torch.float64)).square()
+        terms.append((0.5 * squared_T - advantage * logp_T).sum() / 4)
+    expected = torch.stack(terms).sum()
+    expected.backward()
+    assert loss == pytest.approx(expected.item(), rel=1e-5)
+    weights = dict(plain.named_parameters())
+    for name, weight in model.named_parameters():
+        torch.testing.assert_close(weight.grad, weights[name].grad.float(), atol=1e-5, rtol=1e-3)
+    assert max(weight.grad.abs().max().item() for weight in model.parameters()) > 1e-3
+
+
 @pytest.mark.parametrize("arm", ARMS)
 @pytest.mark.parametrize("silent", [[], [0, 3], [0, 1, 2, 4], list(range(7))])
 def test_samples_without_an_advantage_are_only_recorded(

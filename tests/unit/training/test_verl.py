@@ -19,14 +19,14 @@ from tailrl.config.jobs import Run
 from tailrl.integrations.verl.reward import compute_score
 from tailrl.model.policy import encode_prompt, load_tokenizer
 from tailrl.runtime.errors import StudyError
-from tailrl.tasks.problem import Problem, read_problems
+from tailrl.tasks.problem import Problem, read_problems, write_problems
 from tailrl.training import verl
 from tailrl.training.checkpoints import Checkpoints
 
 STAND_IN = """#!{python}
 # Does what verl's command leaves: of each step the plugin's log and verl's metrics, and behind the last the policy.
 import json, os, pathlib, shutil, sys
-lines = dict(line.lstrip("+").split("=", 1) for line in sys.argv[3:])
+lines = {{key: value.strip('"') for key, value in (line.lstrip("+").split("=", 1) for line in sys.argv[3:])}}
 folder = pathlib.Path(lines["trainer.default_local_dir"])
 (folder.parent / "lines.json").write_text(json.dumps(sys.argv[1:]))
 saved = folder / "latest_checkpointed_iteration.txt"
@@ -38,12 +38,15 @@ logged.mkdir(parents=True, exist_ok=True)
 with open(os.environ["VERL_FILE_LOGGER_PATH"], "w") as file:
     for step in range(begun + 1, last + 1):
         shutil.copy(f"{replay}/{{step}}.jsonl", logged)
-        data = {{"actor/lr": 1e-3, "actor/pg_loss": 0.5, "actor/grad_norm": 2.0, "actor/entropy": 9.0}}
-        file.write(json.dumps({{"step": step, "data": data}}) + "\\n")
+        data = {{"actor/lr": 1e-3, "actor/pg_loss": 0.5, "actor/grad_norm": 2.0, "actor/entropy": 9.0, "none": None}}
+        if not (step == last and "LOSE_LAST" in os.environ):  # verl saves before it writes a step's metrics
+            file.write(json.dumps({{"step": step, "data": data}}) + "\\n")
         left = folder / f"global_step_{{step}}/actor"
         shutil.copytree(lines["actor_rollout_ref.model.path"], left / "huggingface")
         saved.write_text(str(step))
-print("verl says goodbye")
+print("verl says goodbye", flush=True)
+if "KILLED" in os.environ:
+    os.kill(os.getpid(), 9)
 sys.exit(3 if last < steps else 0)
 """
 
@@ -51,7 +54,8 @@ SIZES = {"steps": 3, "prompts": 2, "group_size": 2, "keep_tokens_every": 1}
 SAME = (
     "rollout_corr/k3_kl", "rollout_corr/kl", "rollout_corr/chi2_seq", "rollout_corr/rollout_is_mean",
     "rollout_corr_raw/rollout_is_eff_sample_size", "rollout_corr_unmasked/k3_kl", "rollout_corr_unmasked/training_ppl",
-    "rollout_corr/c_positive_advantage", "dvp/sampled_outside_train_support_fraction", "reward/mean",
+    "rollout_corr/c_positive_advantage", "rollout_corr/c_negative_advantage",
+    "dvp/sampled_outside_train_support_fraction", "reward/mean",
     "reward/all_wrong_fraction", "response/length_mean", "response/length_max", "dvp/kept_mass_train_mean",
 )  # fmt: skip
 
@@ -148,7 +152,10 @@ def test_verl_reads_the_studys_problems_as_our_loop_does(runs: Runs, monkeypatch
     lines = json.loads((folder / "lines.json").read_text())
     assert lines[:2] == ["-m", "verl.trainer.main_ppo"] and lines[-1] == "trainer.nnodes=4"
     assert {"trainer.n_gpus_per_node=2", "trainer.total_training_steps=3", "data.seed=5"} <= set(lines)
-    assert Path(next(line for line in lines if "custom_reward_function.path" in line).split("=")[1]).is_file()
+    reward = next(line for line in lines if "custom_reward_function.path" in line).split("=")[1]
+    assert Path(reward.strip('"')).is_file()
+    # 60 problems have 30 batches of 2.
+    assert "trainer.total_epochs=2" in lines
 
 
 def test_an_interrupted_run_goes_on_from_verls_checkpoint(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,6 +173,36 @@ def test_an_interrupted_run_goes_on_from_verls_checkpoint(runs: Runs, monkeypatc
     assert (train(runs, by_verl(runs)) / "policy").is_dir()
     with pytest.raises(StudyError, match=r"training\.backend: verl: set TAILRL_VERL_PYTHON to the Python of an env"):
         train(runs, by_verl(runs, learning_rate=0.5))
+
+
+def test_a_step_whose_metrics_a_kill_left_out_is_in_the_log(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {"STOP_AFTER": "2", "LOSE_LAST": "1", "KILLED": "1"}
+    for name, value in names.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as ended:
+        train(runs, by_verl(runs))
+    assert ended.value.code == 128 + 9, "the rule starts it once more"
+    for name in names:
+        monkeypatch.delenv(name)
+    metrics = read_metrics(train(runs, by_verl(runs)))
+    np.testing.assert_allclose(metrics["rollout_corr/k3_kl"], read_metrics(runs.folder / "own")["rollout_corr/k3_kl"])
+    assert np.isnan(metrics["train/loss"]).tolist() == [False, True, False]
+
+
+def test_a_response_that_verl_rejects_has_its_advantage(runs: Runs) -> None:
+    for file in (runs.folder / "replay").iterdir():
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        rows[0]["advantage"] = [None] * len(rows[0]["mask"])
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    theirs, ours = read_metrics(train(runs, by_verl(runs))), read_metrics(runs.folder / "own")
+    for key in ("rollout_corr/c_positive_advantage", "rollout_corr/c_negative_advantage"):
+        np.testing.assert_allclose(theirs[key], ours[key], rtol=1e-4, atol=1e-12)
+
+
+def test_a_step_wants_as_many_problems_as_there_are(runs: Runs) -> None:
+    write_problems(read_problems(runs.folder / "problems.jsonl")[:1], runs.folder / "problems.jsonl")
+    with pytest.raises(StudyError, match=r"training\.prompts: 2 a step, and there are 1 problems"):
+        train(runs, by_verl(runs))
 
 
 @pytest.mark.parametrize(

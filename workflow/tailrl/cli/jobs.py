@@ -84,6 +84,8 @@ def train(
         with without(UNUSED):
             from tailrl.training.verl import train as train_by_verl
 
+        if "RAY_ADDRESS" not in os.environ:  # else the cluster places verl's workers
+            take(ranks)
         train_by_verl(run, seed, policy, problems, out, wandb, ranks)
         _write_card(out)
         return

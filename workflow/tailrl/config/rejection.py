@@ -64,6 +64,8 @@ class Rejection(Settings):
             raise ValueError(f"of: {self.of} is never below 0: above must exceed 0")
         if self.by == "batch" and (self.above is None or self.below is not None or self.when != "always"):
             raise ValueError("by: batch needs above alone, and when: always")
+        if self.by == "batch" and self.ratio != "r_corr":
+            raise ValueError("by: batch judges an update's tokens before it, where they have r_corr alone")
         if self.by == "batch" and self.signed:
             raise ValueError(
                 f"of: {self.of} has either sign, so that by: batch has no largest values: take k2 or abs_kl"

@@ -170,6 +170,6 @@ class Training(Settings):
         if self.verl_overrides and self.backend != "verl":
             raise ValueError("verl_overrides say nothing without backend: verl")
         for line in self.verl_overrides:
-            if "=" not in line:
-                raise ValueError(f"verl_overrides: {line!r} is no line of the form key=value")
+            if "=" not in line and not line.startswith("~"):
+                raise ValueError(f"verl_overrides: {line!r} is no line of the form key=value, +key=value or ~key")
         return self

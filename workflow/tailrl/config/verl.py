@@ -7,7 +7,7 @@ in a file that it includes; `docs/how-to/verl-study.md` has the table.
 import math
 from collections.abc import Iterator
 
-from tailrl.config.arm import Bounded, Clip, Correction
+from tailrl.config.arm import Bounded, Clip, Correction, Limited
 from tailrl.config.jobs import Run
 from tailrl.config.sampler import Disturbance, VllmSettings
 from tailrl.config.vocabulary import FullVocabulary, MinP, log_rho
@@ -18,6 +18,9 @@ CORRECTION = "algorithm.rollout_correction"
 
 ESTIMATORS = {"rloo": "rloo", "grpo": "grpo"}
 """The estimators of advantages that verl has too, by its names."""
+
+VERLS_LIMIT = 20.0
+"""Nats, to which verl clamps every log-ratio."""
 
 ANY_RATIO = 1e9
 """A threshold that no ratio reaches, for a weight that has none."""
@@ -43,7 +46,8 @@ def train_lines(run: Run, vocabulary_size: int, seed: int) -> list[str]:
         "trainer.v1.trainer_mode=tailrl",
         f"trainer.total_training_steps={training.steps}",
         f"trainer.save_freq={training.checkpoint_every}",
-        f"trainer.max_actor_ckpt_to_keep={training.keep_checkpoints}",
+        # With 1 verl removes the last checkpoint before it notes the new one.
+        f"trainer.max_actor_ckpt_to_keep={max(2, training.keep_checkpoints)}",
         f"data.seed={seed}",
         f"data.train_batch_size={training.prompts}",
         f"data.max_response_length={training.max_new_tokens}",
@@ -56,7 +60,7 @@ def train_lines(run: Run, vocabulary_size: int, seed: int) -> list[str]:
         f"{ACTOR}.use_dynamic_bsz=true",
         f"{ACTOR}.ppo_mini_batch_size={training.prompts // training.minibatches}",
         f"{ACTOR}.data_loader_seed={seed}",
-        f"{ACTOR}.grad_clip={training.max_grad_norm}",
+        f"{ACTOR}.optim.clip_grad={training.max_grad_norm}",
         f"{ACTOR}.optim.lr={training.learning_rate}",
         f"{ACTOR}.optim.betas=[{training.betas[0]},{training.betas[1]}]",
         f"{ACTOR}.optim.weight_decay={training.weight_decay}",
@@ -73,6 +77,8 @@ def train_lines(run: Run, vocabulary_size: int, seed: int) -> list[str]:
     ]
     if run.sampler.reserved is not None:
         lines.append(f"{ROLLOUT}.gpu_memory_utilization={run.sampler.reserved}")
+    if isinstance(run.sampler, VllmSettings) and run.sampler.enforce_eager is not None:
+        lines.append(f"{ROLLOUT}.enforce_eager={str(run.sampler.enforce_eager).lower()}")
     if training.dtype == "float32":  # else bfloat16, verl's own
         formats = "{param_dtype:fp32,reduce_dtype:fp32,buffer_dtype:fp32}"
         lines.append(f"+{ACTOR}.fsdp_config.mixed_precision={formats}")
@@ -127,6 +133,10 @@ def _refused_loss(clip: Clip | None) -> Iterator[tuple[str, str]]:
         return
     if clip.loss != "ppo":
         yield f"clip.loss: {clip.loss}", "is not translated: ppo is"
+    if isinstance(clip, Limited) and clip.log_ratio_limit not in (None, VERLS_LIMIT):
+        yield "clip.log_ratio_limit", f"is another one than verl's {VERLS_LIMIT:g}"
+    if clip.proximal != "recompute":
+        yield f"clip.proximal: {clip.proximal}", "is computed in our own loop alone"
     if clip.ratio == "bypass":
         yield "clip.ratio: bypass", "takes the sampler's log-probs for the trainer's, which the plugin refuses"
 
@@ -143,10 +153,18 @@ def _refused_weights(correction: Correction, clip: Clip | None) -> Iterator[tupl
         yield "correction.sequence_lower", "is no bound of verl's truncation"
     if correction.reject:
         yield "correction.reject", "is not translated: add verl's own lines by training.verl_overrides"
-    if correction.veto is None and correction.veto_above is not None:
-        yield "correction.veto_above", "alone is no rule of verl's"
-    if correction.centering != "none" or correction.log_ratio_limit not in (None, 20.0):
-        yield "correction", "has centering, or a log_ratio_limit other than verl's 20"
+    if correction.token != "none" and correction.sequence in ("tis", "mis"):
+        yield "correction", "weighs tokens and responses, of which verl weighs by one"
+    if correction.log_ratio_penalty is not None:
+        yield "correction.log_ratio_penalty", "is a term of our own loss alone"
+    if correction.veto is not None and math.log(correction.veto) <= -VERLS_LIMIT:
+        yield "correction.veto", f"never acts in verl, which clamps log-ratios to {VERLS_LIMIT:g} nats"
+    if correction.veto_above is not None and not (
+        correction.veto is not None and math.isclose(correction.veto_above * correction.veto, 1)
+    ):
+        yield "correction.veto_above", "must be 1/veto: verl's rule has one bound for both sides"
+    if correction.centering != "none" or correction.log_ratio_limit not in (None, VERLS_LIMIT):
+        yield "correction", f"has centering, or a log_ratio_limit other than verl's {VERLS_LIMIT:g}"
     if correction.normalise and correction.token == "none":
         yield "correction.normalise", "is verl's of token weights alone"
     if decoupled and correction.weighted:
@@ -178,11 +196,11 @@ def _correction_lines(correction: Correction, clip: Clip | None) -> list[str]:
     elif correction.token == "mask":
         most = correction.token_threshold
         least = 1 / most if correction.token_lower is None else correction.token_lower
-        level, threshold = "token", _text(_between(least, most))
+        level, threshold = "token", quoted(_between(least, most))
     elif correction.sequence == "tis":
         level, threshold = "sequence", f"{correction.limit}"
     elif correction.sequence == "mis":
-        level, threshold = "sequence", _text(_between(correction.sequence_lower or 0.0, correction.limit))
+        level, threshold = "sequence", quoted(_between(correction.sequence_lower or 0.0, correction.limit))
     if level:
         lines += [f"{CORRECTION}.rollout_is={level}", f"{CORRECTION}.rollout_is_threshold={threshold}"]
     if correction.normalise:
@@ -194,8 +212,8 @@ def _correction_lines(correction: Correction, clip: Clip | None) -> list[str]:
         # k2 of a token, (log r)² / 2, has one bound for both sides.
         rejections["seq_max_k2"] = f"{math.log(correction.veto) ** 2 / 2}"
     if rejections:
-        lines.append(f"{CORRECTION}.rollout_rs={_text(','.join(rejections))}")
-        lines.append(f"{CORRECTION}.rollout_rs_threshold={_text(','.join(rejections.values()))}")
+        lines.append(f"{CORRECTION}.rollout_rs={quoted(','.join(rejections))}")
+        lines.append(f"{CORRECTION}.rollout_rs_threshold={quoted(','.join(rejections.values()))}")
     return lines
 
 
@@ -204,6 +222,6 @@ def _between(least: float, most: float) -> str:
     return f"{max(least, 1e-9)}_{most}"
 
 
-def _text(value: str) -> str:
-    """Text in Hydra's quotes: else a comma would ask for several runs, and `1_2` be the number 12."""
+def quoted(value: object) -> str:
+    """A path or text in Hydra's quotes: else a comma would ask for several runs, and `1_2` be the number 12."""
     return f'"{value}"'

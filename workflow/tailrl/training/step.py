@@ -236,7 +236,9 @@ def accumulate_gradients(
     """
     run = scorer.run
     chosen = range(len(samples)) if chosen is None else chosen
+    # A KL to the base policy, or to the sampler, pulls whatever the advantage is.
     every = run.reference_kl is not None and run.reference_kl.where == "loss"
+    every = every or run.correction.log_ratio_penalty is not None
     teaching = [i for i in chosen if every or samples[i].advantage != 0]
     silent = [i for i in chosen if not (every or samples[i].advantage != 0)]
     if not teaching:

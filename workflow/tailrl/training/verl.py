@@ -23,9 +23,10 @@ from transformers import PreTrainedTokenizerBase
 
 from tailrl.artifacts.files import parse_object
 from tailrl.config.jobs import Run
-from tailrl.config.verl import ACTOR, ROLLOUT, train_lines
+from tailrl.config.verl import ACTOR, ROLLOUT, quoted, train_lines
 from tailrl.config.vocabulary import log_rho
 from tailrl.model.policy import encode_prompt, load_config, load_policy, load_tokenizer, save_policy, whole_weights
+from tailrl.objective.advantages import advantages_of
 from tailrl.objective.corrections import correct
 from tailrl.objective.safe_set import TokenLogprobs
 from tailrl.rollout.prompts import first_prompt
@@ -57,7 +58,6 @@ VERLS = {
     keys.LEARNING_RATE: "actor/lr",
     keys.CLIPPED: "actor/pg_clipfrac",
     keys.STEP_SECONDS: "timing_s/step",
-    keys.TOKENS_PER_SECOND: "perf/throughput",
 }
 """verl's names of metrics that only it has."""
 
@@ -146,7 +146,8 @@ def _train(
     _write_inputs(job, folder)
     begun = _saved_step(folder)
     older = _read_older(folder)
-    earlier = [_metrics_of(job, folder, step, older[step]) for step in sorted(older) if step <= begun]
+    # verl saves a step before it writes the step's metrics, which a kill may leave out; the plugin's log is there.
+    earlier = [_metrics_of(job, folder, step, older.get(step, {})) for step in range(1, begun + 1)]
     file = folder / f"metrics-{len([*folder.glob('metrics-*.jsonl')]):03d}.jsonl"
     output = folder / "output.txt"
     say(f"arm {run.arm}, seed {job.seed}: verl trains from step {begun}; what it says is in {output}")
@@ -160,8 +161,12 @@ def _train(
                 recorded.append(_metrics_of(job, folder, step, points[step]))
                 tracker.log(recorded[-1])
 
-        command = [python, "-m", "verl.trainer.main_ppo", *_lines(job, folder, devices)]
+        command = [python, "-m", "verl.trainer.main_ppo", *_lines(job, folder, file, devices)]
         code = 0 if begun >= run.training.steps else run_beside(command, environment, output, look)
+    if code < 0:
+        # A process that was killed is started once more, and goes on from its last checkpoint.
+        say(f"arm {run.arm}, seed {job.seed}: verl was ended by signal {-code}; all that it said is in {output}")
+        sys.exit(128 - code)
     if code or len(recorded) != run.training.steps:
         lines = output.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         raise StudyError(
@@ -174,7 +179,8 @@ def _train(
 def _saved_step(folder: Path) -> int:
     """The step of verl's last checkpoint, from which it goes on; 0 without one."""
     file = folder / "checkpoints/latest_checkpointed_iteration.txt"
-    return int(file.read_text(encoding="utf-8")) if file.is_file() else 0
+    text = file.read_text(encoding="utf-8").strip() if file.is_file() else ""
+    return int(text) if text.isdigit() else 0
 
 
 def _read_older(folder: Path) -> dict[int, Mapping[str, float]]:
@@ -189,26 +195,38 @@ def _read_points(file: Path) -> dict[int, Mapping[str, float]]:
     """verl's metrics in a file by step, of the lines that are whole; a validation alone is no step."""
     lines = file.read_text(encoding="utf-8").split("\n")[:-1]
     points = [parse_object(line, file) for line in lines]
-    return {point["step"]: point["data"] for point in points if "actor/lr" in point["data"]}
+    # A number that is not finite is null in verl's file.
+    return {
+        point["step"]: {name: value for name, value in point["data"].items() if value is not None}
+        for point in points
+        if "actor/lr" in point["data"]
+    }
 
 
-def _lines(job: Job, folder: Path, devices: int) -> list[str]:
+def _lines(job: Job, folder: Path, metrics_file: Path, devices: int) -> list[str]:
     """All lines of verl's command."""
     run, training = job.run, job.run.training
     longest = max(map(len, job.prompts))
     whole = longest + training.max_new_tokens
-    epochs = math.ceil(training.steps * training.prompts / len(job.problems)) + 1
+    batches = len(job.problems) // training.prompts  # verl leaves out an epoch's last, smaller one
+    if not batches:
+        raise StudyError(f"training.prompts: {training.prompts} a step, and there are {len(job.problems)} problems")
+    responses = training.prompts * training.group_size // training.minibatches
+    if responses % devices:
+        raise StudyError(f"training: an update has {responses} responses, which {devices} ranks cannot share equally")
+    epochs = math.ceil(training.steps / batches) + 1
+    variables = "+ray_kwargs.ray_init.runtime_env.env_vars"
     return [
         *train_lines(run, job.vocabulary_size, job.seed),
-        f"+tailrl.log.folder={(folder / 'tokens').resolve()}",
+        f"+tailrl.log.folder={quoted((folder / 'tokens').resolve())}",
         f"+tailrl.log.responses={training.prompts * training.group_size}",
-        f"data.train_files={(folder / 'problems.parquet').resolve()}",
-        f"data.val_files={(folder / 'problems.parquet').resolve()}",
+        f"data.train_files={quoted((folder / 'problems.parquet').resolve())}",
+        f"data.val_files={quoted((folder / 'problems.parquet').resolve())}",
         f"data.max_prompt_length={longest}",
         "data.filter_overlong_prompts=false",
         "data.truncation=error",
-        f"actor_rollout_ref.model.path={(folder / 'policy').resolve()}",
-        f"reward.custom_reward_function.path={REWARD_FILE}",
+        f"actor_rollout_ref.model.path={quoted((folder / 'policy').resolve())}",
+        f"reward.custom_reward_function.path={quoted(REWARD_FILE)}",
         "reward.custom_reward_function.name=compute_score",
         f"{ROLLOUT}.max_model_len={whole}",
         f"{ROLLOUT}.max_num_batched_tokens={max(whole, 8192)}",
@@ -225,7 +243,8 @@ def _lines(job: Job, folder: Path, devices: int) -> list[str]:
         f"trainer.project_name={run.study}",
         f"trainer.experiment_name={run.arm}-seed{job.seed}",
         "trainer.resume_mode=auto",
-        f"trainer.default_local_dir={(folder / 'checkpoints').resolve()}",
+        f"{variables}.VERL_FILE_LOGGER_PATH={quoted(metrics_file.resolve())}",
+        f"trainer.default_local_dir={quoted((folder / 'checkpoints').resolve())}",
         *training.verl_overrides,
     ]
 
@@ -294,6 +313,7 @@ def _metrics_of(job: Job, folder: Path, step: int, of_verl: Mapping[str, float])
         **reward_metrics(rewards_PG),
         **(dict.fromkeys(unmasked, math.nan) if pruned else {}),
         keys.ENTROPY: entropy,
+        keys.TOKENS_PER_SECOND: sum(lengths) / of_verl.get("timing_s/step", math.nan),
         keys.STEP: float(step - 1),
         keys.SKIPPED: float(not math.isfinite(of_verl.get("actor/grad_norm", math.nan))),
         keys.THRESHOLD: rho,
@@ -341,7 +361,7 @@ def _table(job: Job, rows: Sequence[Mapping[str, Any]]) -> TokenTable:
     outside_T = column("mask") == 0
     trainer_T = trainer_T.masked_fill(outside_T, 0.0)
     sequence_T = torch.repeat_interleave(torch.arange(len(rows)), lengths_N)
-    advantage_N = torch.tensor([_advantage(row) for row in rows], dtype=torch.float64)
+    advantage_N = _advantages(run, rows)
     log_kept_T = or_whole("trainer_log_mass", 0.0)
     weights = correct(
         (trainer_T - sampler_T).float(),
@@ -376,9 +396,10 @@ def _table(job: Job, rows: Sequence[Mapping[str, Any]]) -> TokenTable:
     )
 
 
-def _advantage(row: Mapping[str, Any]) -> float:
-    """The advantage of a response: that of its tokens, of which a rejection leaves out those that are null."""
-    return next((value for value in row["advantage"] if value is not None), 0.0)
+def _advantages(run: Run, rows: Sequence[Mapping[str, Any]]) -> Tensor:
+    """[N] the advantages, from the rewards of each prompt's responses; verl takes those of rejected responses away."""
+    rewards_PG = torch.tensor([row["reward"] for row in rows]).reshape(-1, run.training.group_size)
+    return advantages_of(run.estimator, rewards_PG).flatten().double()
 
 
 def _write(
