@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-MOST_BYTES = 300e6
+MOST_BYTES = 400e6
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 
 

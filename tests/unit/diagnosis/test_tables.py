@@ -166,7 +166,7 @@ sys.argv = ["tailrl", "diagnose", {path!r}]
 main()
 """
 STUDY = {
-    "accelerate", "datasets", "lm_eval", "math_verify", "matplotlib", "pandas", "reasoning_gym", "safetensors",
+    "accelerate", "datasets", "lm_eval", "math_verify", "pandas", "reasoning_gym", "safetensors",
     "snakemake", "tokenizers", "transformers", "trl", "vllm", "wandb", "wandb_workspaces",
 }  # fmt: skip
 """Modules of the extra `study`, of vLLM and of TRL."""

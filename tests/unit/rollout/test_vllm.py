@@ -831,8 +831,8 @@ def test_a_cache_of_eight_bits_is_a_mismatch_of_its_own(
     if words := missing_instructions(settings):
         pytest.skip(words)
     sampler = make_sampler(settings, folder, MAX_LENGTH, seed=0)
-    assert isinstance(sampler, VllmSampler)
-    engines["eight bits"] = sampler
+    assert isinstance(sampler, TwinCheckedSampler)
+    engines["eight bits"] = sampler.engine
     sampler.load_weights(named_weights(policy))
     rollouts = sampler.generate(random_requests(100, threshold=-3.0), MIN_P)
     check_records(rollouts, captured, -3.0)

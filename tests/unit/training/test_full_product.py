@@ -167,5 +167,5 @@ def test_every_arm_that_is_admitted_trains(
         # Without a correction some token always sends one.
         assert pushed or arm.correction.weighted or arm.correction.veto, choice
         trained, still = trained + 1, still + (not pushed)
-    assert trained == 3 * (23 * 128 + 16)
+    assert trained == 3 * (23 * 160 + 16)
     assert still < trained / 5

@@ -75,4 +75,7 @@ def test_steps_with_vllm_in_the_same_process(
         assert 1e-12 < line["rollout_corr/k3_kl"] < 1e-3, steps
         assert 0 < line["dvp/kept_mass_train_mean"] < 1 and line["tailrl/lag"] == 0
         assert line["dvp/sampled_outside_train_support_fraction"] < 0.05
+    trainer.vllm_generation.llm.llm_engine.engine_core.shutdown()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
     assert max(line["grad_norm"] for line in steps) > 0
