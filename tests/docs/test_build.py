@@ -109,6 +109,8 @@ def test_the_site_reads_pages_as_a_code_host_does(site: Path) -> None:
         page = site / re.sub(r"README$", "index", place.removesuffix(".md"))
         shown = page.with_name(f"{page.name}.html").read_text(encoding="utf-8")
         shown = shown.split("<article")[1].split("</article>")[0]
+        # The figures of a study, which only the site draws, have a heading at the page's end.
+        shown = shown.split('<h2 id="figures"')[0]
         meant = reader.render(path.read_text(encoding="utf-8"))
         counts = [[len(re.findall(rf"<{tag}[ >]", text)) for tag in tags] for text in (shown, meant)]
         if counts[0] != counts[1]:
