@@ -1,6 +1,7 @@
 """Generated sums: every solution is checked by evaluating what it says."""
 
 import re
+from collections.abc import Iterator
 
 import pytest
 
@@ -66,6 +67,18 @@ def test_problems_differ_and_are_those_of_the_seed() -> None:
     assert load(PLAIN.model_copy(update={"problems": 100})) == problems[:100]
 
 
+def carried_on(problem: Problem) -> Iterator[tuple[str, str]]:
+    """Both sides of each step; fails where one does not begin with what was written before, or the answer is wrong."""
+    assert int(problem.answer) == evaluate(problem.prompt.removesuffix("=\n"))
+    running = None
+    for step in steps(problem.solution):
+        left, _, written = step.partition("=")
+        assert running is None or re.match(r"\d+", left).group() == running  # type: ignore[union-attr]
+        yield left, written
+        running = written
+    assert problem.solution.endswith(f"\\boxed{{{running}}}")
+
+
 PUPILS = {"17+15": 22, "17+12": 29, "9+5": 4, "8+19": 17, "99+1": 90, "32-17": 25, "39-17": 22, "21-3": 22, "40-40": 0}
 """Sums as pupils write them who forget a carry, or take the smaller digit from the larger; by hand."""
 
@@ -80,19 +93,13 @@ def test_a_habit_is_in_its_share_of_the_steps_and_carried_on() -> None:
     habit = 0.7
     usual = wrong = 0
     for problem in load(PLAIN.model_copy(update={"habit": habit, "problems": 1500})):
-        assert int(problem.answer) == evaluate(problem.prompt.removesuffix("=\n"))
-        running = None
-        for step in steps(problem.solution):
-            left, _, written = step.partition("=")
-            assert running is None or re.match(r"\d+", left).group() == running  # type: ignore[union-attr]
+        for left, written in carried_on(problem):
             value, change = re.fullmatch(r"(\d+)([+-]\d+)", left).groups()  # type: ignore[union-attr]
             pupils = by_habit(int(value), int(change))
             assert int(written) in (evaluate(left), pupils)
             if pupils != evaluate(left):
                 usual += 1
                 wrong += int(written) == pupils
-            running = written
-        assert problem.solution.endswith(f"\\boxed{{{running}}}")
     # Four standard errors: 1 in 16,000 by chance.
     assert abs(wrong / usual - habit) < 4 * (habit * (1 - habit) / usual) ** 0.5 and usual > 500
 
@@ -101,12 +108,8 @@ def test_slips_are_one_digit_and_are_carried_on() -> None:
     slip = 0.35
     right = wrong = 0
     for problem in load(PLAIN.model_copy(update={"slip": slip, "problems": 1500})):
-        assert int(problem.answer) == evaluate(problem.prompt.removesuffix("=\n"))
-        running = None
-        for step in steps(problem.solution):
-            left, _, written = step.partition("=")
+        for left, written in carried_on(problem):
             truth = str(evaluate(left))
-            assert running is None or re.match(r"\d+", left).group() == running  # type: ignore[union-attr]
             if written == truth:
                 right += 1
             else:
@@ -114,8 +117,6 @@ def test_slips_are_one_digit_and_are_carried_on() -> None:
                 # One digit was replaced; where that made a leading zero, it is not written.
                 differing = sum(a != b for a, b in zip(written.zfill(len(truth)), truth, strict=True))
                 assert differing == 1
-            running = written
-        assert problem.solution.endswith(f"\\boxed{{{running}}}")
     assert wrong / (wrong + right) == pytest.approx(slip, abs=0.03)
 
 
