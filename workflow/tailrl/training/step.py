@@ -215,9 +215,9 @@ def accumulate_gradients(
     """Forward and backward over the micro-batches of one update; gradients add up in the model.
 
     The micro-batches are dealt to the ranks. Each adds its share of the loss, which is divided by all samples of the
-    update, and the ranks' gradients are summed. Under RLOO and GRPO a group that is all right or all wrong has advantages
-    of 0. Such samples add nothing to the gradient, unless the loss has a KL or a penalty. They come last, and are scored
-    for the table only.
+    update, and the ranks' gradients are summed. Under RLOO and GRPO a group that is all right or all wrong has
+    advantages of 0. Such samples add nothing to the gradient, unless the loss has a KL or a penalty. They come last,
+    and are scored for the table only.
 
     Args:
         model: the policy.
