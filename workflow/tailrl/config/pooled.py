@@ -36,7 +36,8 @@ class ArmContrast(Settings):
     arms: Some = Field(description="patterns of arms' names")
     without: tuple[str, ...] = Field((), description="patterns of those that are left out")
     minus: str = Field(
-        description="arms with + and - between them; {arm}: the arm's name, {last}: its last word; base: the untrained policy"
+        description="arms with + and - between them; {arm}: the arm's name, {last}: its last word; base: the untrained "
+        "policy"
     )
 
     def weights(self, arm: str) -> dict[str, float]:
