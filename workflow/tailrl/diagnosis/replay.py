@@ -172,7 +172,8 @@ class Replay:
     """Adds up what each remedy does to the parts of a log.
 
     Where the log has the trainer's log-probs from the update's begin (`recomputed`), Δ is of these, and a remedy may
-    judge how far the trainer moved since. Without advantages, a response's reward minus the mean reward stands for them.
+    judge how far the trainer moved since. Without advantages, a response's reward minus the mean reward stands for
+    them.
     """
 
     def __init__(self) -> None:

@@ -49,9 +49,10 @@ def test_a_decided_difference_has_its_mismatch_its_remedies_in_words_and_its_sco
     assert first.endswith("] points.") and "construction" not in first
     assert second.startswith("Against the untrained policy's 50.0 %: `naive` below, -10.0 [")
     assert third == "The size of the mismatch was not recorded."
-    assert f"{DVP_WORDS} ends below {NAIVE_WORDS} on held-out problems: 40.0 % against 70.0 %, -30.0 [" in said(
-        **scored(0.7, 0.4)
-    )[0]
+    assert (
+        f"{DVP_WORDS} ends below {NAIVE_WORDS} on held-out problems: 40.0 % against 70.0 %, -30.0 ["
+        in said(**scored(0.7, 0.4))[0]
+    )
 
 
 def test_the_engines_own_mismatch_comes_first_and_each_kind_has_its_sentence() -> None:
@@ -63,7 +64,9 @@ def test_the_engines_own_mismatch_comes_first_and_each_kind_has_its_sentence() -
     assert "within 5 points: DVP at ρ = e-5 (`own_dvp`) minus naive (`own`), +0.1 [" in natural
     assert dialled.startswith("Under a made mismatch (") and f"{DVP_WORDS} ends above" in dialled
     assert ". Naive (`naive`) ends below naive, matched control (`control`), -25.0 [" in dialled
-    assert clean.startswith("Under no mismatch, naive, matched control (`control`) ends above naive, no mismatch (`exac")
+    assert clean.startswith(
+        "Under no mismatch, naive, matched control (`control`) ends above naive, no mismatch (`exac"
+    )
 
 
 @pytest.mark.parametrize(
