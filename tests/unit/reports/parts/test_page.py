@@ -62,8 +62,8 @@ def test_two_parts(tmp_path: Path) -> None:
     assert "| floor_dvp | floor_control | +16.0 [" in text
     assert "| floor_dvp | 71.5 % [" in text
     naive, control, exact, *_ = read_csv(tmp_path / "out/comparisons.csv")
-    assert [row["less"] for row in (naive, control, exact)] == ["floor_naive", "floor_control", "exact"]
-    assert (naive["family"], naive["arm"], naive["difference_n"]) == ("floor, less naive", "floor_dvp", "2")
+    assert [row["minus"] for row in (naive, control, exact)] == ["floor_naive", "floor_control", "exact"]
+    assert (naive["family"], naive["arm"], naive["difference_n"]) == ("floor, minus naive", "floor_dvp", "2")
     assert float(naive["difference_mean"]) == pytest.approx(0.26)
     assert [row["arm"] for row in read_csv(tmp_path / "out/measures.csv")] == ["base", *LIFTS]
 

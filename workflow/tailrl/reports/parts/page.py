@@ -144,12 +144,12 @@ def _label_log(axis: Axis, values: Sequence[float]) -> None:
 
 
 def _cells(pool: Pool, line: PooledLine) -> list[str]:
-    """A line of the page's table: the arm, where, what it is less, the difference, p, and the range within parts."""
+    """A line of the page's table: the arm, where, the sum of others, the difference, p, and the range within parts."""
     ends = [line.least, line.most] if line.counts else []
     return [
         line.arm,
         *([line.part] if pool.unit == "seed" else []),
-        line.less,
+        line.minus,
         points(line.difference) if line.counts else "the measures differ",
         p_value(line.difference_p_holm) if line.counts else "",
         *([" to ".join(f"{100 * end:+.1f}" for end in ends if not math.isnan(end))] if pool.unit == "part" else []),
