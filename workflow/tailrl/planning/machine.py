@@ -8,7 +8,7 @@ from pydantic import Field, ValidationError
 from tailrl.config.base import Settings
 from tailrl.config.load import read_yaml
 from tailrl.config.messages import sentences
-from tailrl.runtime.errors import StudyError, one_line
+from tailrl.runtime.errors import ConfigurationError, one_line
 
 IN_FLIGHT = 128
 """The default of every engine here."""
@@ -59,9 +59,9 @@ def read_machine(file: Path | None, memory: str | None) -> Machine:
     if memory is not None:
         match = _MEMORY.fullmatch(memory)
         if match is None:
-            raise StudyError(f"--memory {one_line(memory)}: write it as 80GB or 80GiB")
+            raise ConfigurationError(f"--memory {one_line(memory)}: write it as 80GB or 80GiB")
         data["memory"] = float(match[1]) * (1e9 if match[2] == "GB" else 2**30)
     try:
         return Machine.model_validate(data)
     except ValidationError as error:
-        raise StudyError(f"{file or 'machine'}: {sentences(error, Machine)}") from None
+        raise ConfigurationError(f"{file or 'machine'}: {sentences(error, Machine)}") from None

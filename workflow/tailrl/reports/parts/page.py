@@ -27,7 +27,7 @@ from tailrl.reports.parts.numbers import (
     pooled_slopes,
 )
 from tailrl.reports.parts.tables import read_parts
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import ConfigurationError
 from tailrl.stats.intervals import Interval
 from tailrl.stats.tests import Difference
 
@@ -48,7 +48,7 @@ def write_pooled(study: Study, folders: Sequence[Path], out: Path) -> None:
     """
     pool = study.pooled
     if pool is None:
-        raise StudyError(f"{study.name}: says nothing under pooled")
+        raise ConfigurationError(f"{study.name}: says nothing under pooled")
     names = [whole_and_part(name)[1] for name in study.pooled_parts]
     parts = read_parts(pool, names, folders)
     lines = pooled_lines(pool, parts)
