@@ -11,11 +11,8 @@ from blocks import filled
 from tailrl.config.load import read_study
 from tailrl.config.study import Study
 from tailrl.planning.machine import Machine
-from tailrl.planning.memory import place
-from tailrl.planning.plan import PROMPT, evaluation_seconds, host_bytes, policies_of, training_seconds
-from tailrl.planning.shapes import KNOWN, Shape, shape_of
-from tailrl.planning.times import step_seconds
-from tailrl.planning.work import work_of
+from tailrl.planning.plan import StudyPlan, evaluation_seconds, host_bytes, plan_job
+from tailrl.planning.shapes import KNOWN, Shape
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/how-to/gpu.md"
@@ -40,9 +37,10 @@ def studies() -> str:
     def lines() -> Iterator[str]:
         for name, devices in (("gpu", 1), ("gpu", 8), ("paper", 8)):
             study, machine = read_study(ROOT / f"studies/{name}.yaml"), MACHINES[2]
-            training = training_seconds(study, machine, devices) / 3600
-            evaluating = policies_of(study) * (evaluation_seconds(study, machine) or 0.0) / 3600
-            host = host_bytes(shape_of(study.policy), study.training, devices) / 1e9
+            plan = StudyPlan(study, machine, devices)
+            training = plan.training_seconds / 3600
+            evaluating = plan.policies * (evaluation_seconds(study, machine) or 0.0) / 3600
+            host = host_bytes(plan.shape, study.training, devices) / 1e9
             yield f"| `{name}` | {devices} × 80 GB | {host:,.0f} GB | {training:,.0f} h | {evaluating:,.0f} h |"
 
     head = ("| study | a run has | host memory | training, one run after another | evaluation, on one |", "| --- " * 5)
@@ -65,10 +63,9 @@ def _cell(study: Study, shape: Shape, machine: Machine) -> str:
         for shared, share in product((n for n in DEVICES if n <= devices), SHARES):
             sampler = arm.sampler.model_copy(update={"tensor_parallel": shared, "gpu_memory_utilization": share})
             run = arm.model_copy(update={"training": training, "sampler": sampler})
-            work = work_of(training, PROMPT, None, devices)
-            placed = place(shape, run, work, machine, devices)
-            if not placed.lacking:
-                fitting.append(sum(step_seconds(shape, run, work, placed.machine, devices).values()))
+            job = plan_job(shape, run, machine, devices)
+            if not job.placed.lacking:
+                fitting.append(job.step)
         if fitting:
             return f"{devices}: {min(fitting) * training.steps / 3600:.0f} h"
     return f"more than {DEVICES[-1]}"

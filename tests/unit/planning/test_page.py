@@ -11,7 +11,7 @@ from tailrl.config.load import parse_study, read_study
 from tailrl.config.study import Study
 from tailrl.planning.machine import Machine, read_machine
 from tailrl.planning.memory import engine_memory, peak, place, training_memory
-from tailrl.planning.plan import host_bytes, plan_page, what_would_fit
+from tailrl.planning.plan import StudyPlan, host_bytes, plan_page
 from tailrl.planning.shapes import KNOWN
 from tailrl.planning.times import sampling_seconds, step_seconds, update_seconds
 from tailrl.planning.work import Work
@@ -88,8 +88,8 @@ def test_a_mixture_in_few_bits_has_no_plan() -> None:
     policy = {"source": "pretrained", "path": "Qwen/Qwen3-30B-A3B"}
     given = {"name": "s", "policy": policy, "arms": {"a": {"sampler": {"quantization": "int8"}}}}
     with pytest.raises(StudyError, match=r"^arms\.a\.sampler\.quantization: the policy is a mixture, whose"):
-        plan_page(parse_study(given), H100, 1, 100, None)
-    assert "experts: 128 a layer" in plan_page(parse_study(given | {"arms": {"a": {}}}), H100, 1, 100, None)
+        plan_page(StudyPlan(parse_study(given), H100, 1))
+    assert "experts: 128 a layer" in plan_page(StudyPlan(parse_study(given | {"arms": {"a": {}}}), H100, 1))
 
 
 def test_vllm_has_its_share_of_a_gpu_and_the_trainer_the_rest() -> None:
@@ -179,60 +179,59 @@ def test_devices_that_share_an_engine_read_a_slice_and_add_up() -> None:
 
 @pytest.mark.parametrize("response", [200, 1000, 3900, None])
 def test_the_shipped_studies_fit_their_devices_at_every_length(response: int | None) -> None:
-    eight = plan_page(paper(), H100, 8, 200, response)
-    one = plan_page(read_study(ROOT / "studies/gpu.yaml"), H100, 1, 200, response)
+    eight = plan_page(StudyPlan(paper(), H100, 8, response=response))
+    one = plan_page(StudyPlan(read_study(ROOT / "studies/gpu.yaml"), H100, 1, response=response))
     assert "of 80: it fits" in eight and "of 80: it fits" in one
-    assert "it does not fit" in plan_page(paper(), H100, 4, 200, response)
+    assert "it does not fit" in plan_page(StudyPlan(paper(), H100, 4, response=response))
 
 
 def test_a_micro_batch_of_four_times_the_tokens_does_not_fit_the_papers_study() -> None:
     """Shorter responses fill it up."""
     study = paper()
     training = study.training.model_copy(update={"token_budget": 32_768})
-    assert "it does not fit" in plan_page(study.model_copy(update={"training": training}), H100, 8, 200, 3900)
+    larger = study.model_copy(update={"training": training})
+    assert "it does not fit" in plan_page(StudyPlan(larger, H100, 8, response=3900))
 
 
 def test_one_sentence_says_what_would_fit() -> None:
-    """Without its gradients a policy has 12 bytes a parameter beside vLLM's share: of 80 GB, 3.6 billion fit."""
     large = read_study(ROOT / "studies/gpu.yaml")
     large = large.model_copy(update={"policy": large.policy.model_copy(update={"path": "Qwen/Qwen3-4B-Base"})})
-    said = what_would_fit(large, H100, 1)
+    said = StudyPlan(large, H100, 1).refusal
     assert said == (
-        "a policy of 4.0 billion parameters does not fit 1 x 80 GB: training takes 16 bytes a parameter, 64 GB, and "
-        "room is for 3.6 billion less activations; 2 such devices would (--set-resources train:ranks=2) or 1 of 96 GB "
-        "would"
+        "a policy of 4.0 billion parameters does not fit 1 x 80 GB: arm naive lacks 5.3 GB of each, where its largest "
+        "part is optimizer state; 2 such devices would (--set-resources train:ranks=2) or 1 of 96 GB would"
     )
-    assert plan_page(large, H100, 1, 200, None).startswith(f"gpu: does not fit: {said}\n")
-    assert plan_page(large, H100, 2, 200, None).startswith("gpu: fits 2 x 80 GB\n")
-    assert not what_would_fit(large, H100, 2)
-    assert not what_would_fit(large, H100.model_copy(update={"memory": 96e9}), 1)
-    assert what_would_fit(paper(), H100.model_copy(update={"memory": 6e9}), 64).endswith("; 64 of 48 GB would")
+    assert plan_page(StudyPlan(large, H100, 1)).startswith(f"gpu: does not fit: {said}\n")
+    assert plan_page(StudyPlan(large, H100, 2)).startswith("gpu: fits 2 x 80 GB\n")
+    assert not StudyPlan(large, H100, 2).refusal
+    assert not StudyPlan(large, H100.model_copy(update={"memory": 96e9}), 1).refusal
+    assert StudyPlan(paper(), H100.model_copy(update={"memory": 6e9}), 64).refusal.endswith("; 64 of 48 GB would")
 
 
 def test_a_plan_says_whose_speed_it_has(tmp_path: Path) -> None:
     """Another memory leaves the H100's speed, and the plan says so; a file has its own."""
     file = tmp_path / "card.yaml"
     file.write_text("{memory: 24e9, matmul: 165e12, bandwidth: 1.01e12}", encoding="utf-8")
-    small, card = (plan_page(paper(), read_machine(*given), 8, 200, None) for given in ((None, "24GB"), (file, None)))
+    small, card = (plan_page(StudyPlan(paper(), read_machine(*given), 8)) for given in ((None, "24GB"), (file, None)))
     assert small.count("at the speed of H100 SXM") == 2 and "--machine FILE" in small
     assert card.count(f"at the speed of the machine of {file}") == 2 and "--machine FILE" not in card
     assert small.startswith("paper: does not fit: ") and card.startswith("paper: does not fit: ")
 
 
 def test_the_plan_of_the_papers_study() -> None:
-    eight, four = (plan_page(paper(), H100, devices, 200, None) for devices in (8, 4))
+    eight, four = (plan_page(StudyPlan(paper(), H100, devices)) for devices in (8, 4))
     assert "14,768.3 million, 13,212.5 without embedding and head" in eight
     assert "4,194,304 sampled tokens" in eight
     assert "vLLM has 28% of each of the 4 that share one, with room for 43 sequences" in eight
-    assert "the largest part is optimizer state" in four
+    assert "its largest part is optimizer state" in four
 
 
 def test_policies_are_the_base_and_every_snapshot() -> None:
     study = paper().model_copy(update={"seeds": (0, 1)})
     assert list(study.training.snapshots) == list(range(25, 500, 25))
-    assert "of evaluating 121 policies" in plan_page(study, H100, 8, 200, None), "1 + 3 arms x 2 seeds x 20"
+    assert "of evaluating 121 policies" in plan_page(StudyPlan(study, H100, 8)), "1 + 3 arms x 2 seeds x 20"
     naive = study.arms["naive"].model_copy(update={"seeds": (0, 1, 2, 3, 4)})
-    more = plan_page(study.model_copy(update={"arms": study.arms | {"naive": naive}}), H100, 8, 200, None)
+    more = plan_page(StudyPlan(study.model_copy(update={"arms": study.arms | {"naive": naive}}), H100, 8))
     assert "3 arms, 9 runs, a job on 8" in more and "of evaluating 181 policies" in more, "1 + (5 + 2 + 2) x 20"
     unknown = parse_study(
         {
@@ -242,7 +241,7 @@ def test_policies_are_the_base_and_every_snapshot() -> None:
             "evaluation": {"task": {"name": "dapo_math"}},
         }
     )
-    assert "how many problems it has is not known before" in plan_page(unknown, H100, 1, 200, None)
+    assert "how many problems it has is not known before" in plan_page(StudyPlan(unknown, H100, 1))
 
 
 def test_ranks_share_the_policys_file_on_a_machine() -> None:

@@ -68,12 +68,12 @@ def plan(
     """Estimate a study's memory, time and disk; end with 1 where it does not fit."""
     from tailrl.config.load import read_study
     from tailrl.planning.machine import read_machine
-    from tailrl.planning.plan import plan_page, what_would_fit
+    from tailrl.planning.plan import StudyPlan, plan_page
 
     device = read_machine(machine, memory)
-    parts = list(read_study(study).each().values())
-    print("\n".join(plan_page(part, device, gpus, prompt, response) for part in parts), end="")
-    if any(what_would_fit(part, device, gpus, prompt, response) for part in parts):
+    plans = [StudyPlan(part, device, gpus, prompt, response) for part in read_study(study).each().values()]
+    print("\n".join(map(plan_page, plans)), end="")
+    if any(plan.refusal for plan in plans):
         raise Exit(1)
 
 
