@@ -1,4 +1,4 @@
-"""Seconds of a step by phase at a policy's real sizes, beside vLLM's bare `generate`, TRL and the floor: one row a call.
+"""Seconds of a step at a policy's real sizes, beside vLLM's bare `generate`, TRL and the floor: one row a call.
 
     python tests/gpu/gpu_speed.py ours --policy Qwen/Qwen3-0.6B --out results/speed.csv
     python tests/gpu/gpu_speed.py ours --policy small --response 8 --prompts 2 --group 2    # a CPU can do it
@@ -113,11 +113,11 @@ def trl(options: argparse.Namespace, folder: Path) -> Row:
 
     from tailrl.model.policy import load_policy, load_tokenizer
 
-    gpu = torch.cuda.is_available()
+    gpu, responses = torch.cuda.is_available(), options.prompts * options.group
     settings = RLOOConfig(
         output_dir=str(folder / "trl"),
-        per_device_train_batch_size=options.micro or options.prompts * options.group,
-        gradient_accumulation_steps=options.prompts * options.group // (options.micro or options.prompts * options.group),
+        per_device_train_batch_size=options.micro or responses,
+        gradient_accumulation_steps=responses // (options.micro or responses),
         num_generations=options.group,
         max_completion_length=options.response,
         max_steps=options.steps,

@@ -1,8 +1,8 @@
 """A first half hour on a GPU: the rows of half_hour.yaml in order, a line of a CSV file behind each, in several calls.
 
-    python tests/gpu/half_hour.py results/half_hour --list                        # rows, minutes, what no CPU executes
-    python tests/gpu/half_hour.py results/half_hour --rehearse                    # on two CPU cores
-    python tests/gpu/half_hour.py results/half_hour --wheels FOLDER --seconds 570 # on the GPU; call again till it ends with 0
+    python tests/gpu/half_hour.py FOLDER --list                           # rows, minutes, what no CPU executes
+    python tests/gpu/half_hour.py FOLDER --rehearse                       # on two CPU cores
+    python tests/gpu/half_hour.py FOLDER --wheels WHEELS --seconds 570    # on the GPU; call again until it ends with 0
 
 `--wheels` installs a folder of wheels first, without a network and without dependencies: all that is in it. A wheel may
 come in parts, NAME.whl.00, NAME.whl.01, ..., which are joined. Each row is a program of its own with a time limit. A

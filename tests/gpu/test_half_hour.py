@@ -67,9 +67,8 @@ def test_every_row_is_a_program_that_takes_its_arguments() -> None:
                 assert given.policy in (*gpu_speed.KNOWN, "small")
 
 
-def test_a_call_goes_on_behind_the_rows_that_are_done(
-    rows: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("rows")
+def test_a_call_goes_on_behind_the_rows_that_are_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
     assert call(monkeypatch, str(out), "--rehearse", "--seconds", "0") == half_hour.UNFINISHED
     assert not (out / "rows.csv").exists(), "no time for a row"

@@ -205,11 +205,10 @@ def test_no_phase_is_planned_below_its_floor(machine: str) -> None:
 
 
 def test_a_plan_says_what_arms_on_verl_need() -> None:
-    study = read_study(ROOT / "studies/gpu.yaml")
+    study = read_study(ROOT / "studies/night.yaml")
     assert "verl" not in plan_page(StudyPlan(study, H100, 2))
-    training = {"backend": "verl", "snapshot_every": None}
     given = study.model_dump(exclude_unset=True)
-    given["arms"]["dvp"]["training"] = training
+    given["arms"]["dvp"]["training"] = {"backend": "verl"}
     page = plan_page(StudyPlan(parse_study(given), H100, 2))
     assert "verl trains dvp: an environment of its own" in page and "Ray with 2 GPUs" in page
     # Three of verl's checkpoints: weights and moments in float32, and the policy in bfloat16.

@@ -104,9 +104,9 @@ REDUCTIONS = {"sum": sequence_sum, "mean": sequence_mean, "max": sequence_max}
 def largest_kept(value_T: Tensor, limit: float, share_T: Tensor | None = None) -> float:
     """The value up to which tokens are kept, so that their mean is at most `limit`; the smallest one is kept always.
 
-    Infinite where all are kept: a later update moves values beyond the largest one, and nothing was to be dropped. M2PO
-    with k2 and half its limit of (log r)² (arXiv 2510.01161; AReaL 1.0.4, `_get_m2po_loss_mask`): the largest values are
-    dropped one by one until the mean of the others is small enough. Tokens of equal value stay together.
+    Infinite where all are kept: a later update moves values beyond the largest one, and nothing was to be dropped.
+    M2PO with k2 and half its limit of (log r)² (arXiv 2510.01161; AReaL 1.0.4, `_get_m2po_loss_mask`): the largest
+    values are dropped one by one until the mean of the others is small enough. Tokens of equal value stay together.
 
     Args:
         value_T: [T], none negative.

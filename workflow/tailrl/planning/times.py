@@ -35,7 +35,7 @@ class Floor:
 def step_floors(shape: Shape, run: Run, work: Work, machine: Machine, devices: int = 1) -> dict[str, Floor]:
     """Floors of the phases of `step_seconds`, with as many sequences in flight as the machine says."""
     body, attention, head = _update_products(shape, run, work, (6, 6, 6))
-    rounds, rows, read = _decoding(shape, run.sampler, work, machine)
+    rounds, _, read = _decoding(shape, run.sampler, work, machine)
     matrices = shape.layers * shape.products
     # A token's queries meet the keys before it, and its probabilities their values.
     decoding = 2 * (matrices + shape.embedding) + 4 * shape.layers * shape.heads * shape.head * _middle(work)
