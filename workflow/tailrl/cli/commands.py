@@ -59,7 +59,9 @@ def plan(
     study: Annotated[str, Argument(metavar="STUDY", help="a study file", show_default=False)],
     gpus: Annotated[int, Option(parser=units, metavar="N", help="devices that share a job")] = 1,
     memory: Annotated[str | None, Option(help="of a device, such as 80GB; else an H100's")] = None,
-    machine: Annotated[Path | None, Option(help="YAML of a device's throughputs and memory; else an H100's")] = None,
+    machine: Annotated[
+        str | None, Option(help="4090, l40s, h100, h200 or laptop, or YAML of a device's throughputs; else an H100's")
+    ] = None,
     prompt: Annotated[int, Option(parser=tokens, metavar="N", help="tokens of a prompt")] = 200,
     response: Annotated[
         int | None, Option(parser=tokens, metavar="N", help="tokens of a response; else max_new_tokens")
