@@ -65,7 +65,7 @@ def read_machine(given: str | None, memory: str | None) -> Machine:
     if given is None or given.lower() in named:
         data = {} if given is None else named[given.lower()].model_dump()
     elif not lies(Path.exists, Path(given)):
-        raise StudyError(f"--machine {one_line(given)}: no file, and none of {', '.join(named)}")
+        raise ConfigurationError(f"--machine {one_line(given)}: no file, and none of {', '.join(named)}")
     else:
         data = {"name": f"the machine of {given}", **read_yaml(Path(given))}
     if memory is not None:
