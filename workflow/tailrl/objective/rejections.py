@@ -13,7 +13,7 @@ from torch import Tensor
 from tailrl.config.rejection import LOG_STATISTICS, Rejection
 from tailrl.objective import kl_estimates
 from tailrl.objective.sequences import limited, sequence_any, sequence_max, sequence_mean, sequence_sum
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import ConfigurationError, DataError
 from tailrl.runtime.import_path import called, is_import_path
 
 
@@ -92,7 +92,7 @@ def statistic(name: str) -> Callable[[Tensor, Tensor], Tensor]:
     def of_ones_own(ratio_T: Tensor, logq_T: Tensor) -> Tensor:
         value_T = called(name, ratio_T.clone(), logq_T.clone())
         if not isinstance(value_T, Tensor) or value_T.shape != ratio_T.shape or value_T.isnan().any():
-            raise StudyError(f"{name}: must give a number for each of the {len(ratio_T)} tokens, as a tensor")
+            raise ConfigurationError(f"{name}: must give a number for each of the {len(ratio_T)} tokens, as a tensor")
         return value_T.to(ratio_T.dtype)
 
     return of_ones_own
@@ -132,7 +132,7 @@ def falls(rule: Rejection, value_X: Tensor, advantage_X: Tensor | None) -> Tenso
     if rule.when == "always":
         return above_X | below_X
     if advantage_X is None:
-        raise StudyError(f"correction.reject: when: {rule.when} needs the advantages")
+        raise DataError(f"correction.reject: when: {rule.when} needs the advantages")
     if rule.when == "negative":
         return (above_X | below_X) & (advantage_X < 0)
     return torch.where(advantage_X > 0, above_X, below_X)
@@ -147,7 +147,7 @@ def rule_values(
         StudyError: the statistic needs the sampler's log-probs, and none are given.
     """
     if logp_infer_T is None and rule.of not in LOG_STATISTICS:
-        raise StudyError(f"correction.reject: of: {rule.of} needs the sampler's log-probs")
+        raise DataError(f"correction.reject: of: {rule.of} needs the sampler's log-probs")
     ratio_T = {"r_corr": delta_T, "r_ppo": moved_T, "r_rollout": delta_T + moved_T}[rule.ratio]
     if rule.of in LOG_STATISTICS:
         ratio_T = limited(ratio_T, log_ratio_limit)

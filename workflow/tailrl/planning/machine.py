@@ -9,7 +9,7 @@ from tailrl.config.base import Settings
 from tailrl.config.load import read_yaml
 from tailrl.config.messages import sentences
 from tailrl.config.policy import lies
-from tailrl.runtime.errors import StudyError, one_line
+from tailrl.runtime.errors import ConfigurationError, one_line
 
 IN_FLIGHT = 128
 """The default of every engine here."""
@@ -65,15 +65,15 @@ def read_machine(given: str | None, memory: str | None) -> Machine:
     if given is None or given.lower() in named:
         data = {} if given is None else named[given.lower()].model_dump()
     elif not lies(Path.exists, Path(given)):
-        raise StudyError(f"--machine {one_line(given)}: no file, and none of {', '.join(named)}")
+        raise ConfigurationError(f"--machine {one_line(given)}: no file, and none of {', '.join(named)}")
     else:
         data = {"name": f"the machine of {given}", **read_yaml(Path(given))}
     if memory is not None:
         match = _MEMORY.fullmatch(memory)
         if match is None:
-            raise StudyError(f"--memory {one_line(memory)}: write it as 80GB or 80GiB")
+            raise ConfigurationError(f"--memory {one_line(memory)}: write it as 80GB or 80GiB")
         data["memory"] = float(match[1]) * (1e9 if match[2] == "GB" else 2**30)
     try:
         return Machine.model_validate(data)
     except ValidationError as error:
-        raise StudyError(f"{given or 'machine'}: {sentences(error, Machine)}") from None
+        raise ConfigurationError(f"{given or 'machine'}: {sentences(error, Machine)}") from None

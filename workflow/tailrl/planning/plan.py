@@ -13,7 +13,7 @@ from tailrl.planning.memory import Placed, in_flight, peak, place
 from tailrl.planning.shapes import Shape, known_shape, shape_of
 from tailrl.planning.times import Floor, sampling_seconds, step_floors, step_seconds
 from tailrl.planning.work import Work, work_of
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import ConfigurationError
 
 AIME25_PROBLEMS = 30
 PROMPT = 200  # tokens of a prompt where nobody says how many
@@ -72,7 +72,7 @@ class StudyPlan:
         for arm in self.study.arms:
             run = self.study.run(arm)
             if self.shape.experts and run.sampler.quantizes:
-                raise StudyError(f"arms.{arm}.sampler.quantization: {MIXTURE}")
+                raise ConfigurationError(f"arms.{arm}.sampler.quantization: {MIXTURE}")
             jobs[arm] = plan_job(self.shape, run, self.machine, self.devices, self.prompt, self.response)
         return jobs
 

@@ -31,7 +31,7 @@ from tailrl.objective.corrections import correct
 from tailrl.objective.safe_set import TokenLogprobs
 from tailrl.rollout.prompts import first_prompt
 from tailrl.rollout.sampling import stop_tokens
-from tailrl.runtime.errors import StudyError, reason, say, writing
+from tailrl.runtime.errors import ConfigurationError, DataError, ModelError, reason, say, writing
 from tailrl.runtime.launch import run_beside
 from tailrl.tasks.problem import Problem, read_problems
 from tailrl.tracking import metrics as keys
@@ -127,7 +127,7 @@ def interpreter() -> str:
     beside = Path(f"{sys.prefix}-verl/bin/python")
     python = os.environ.get(PYTHON) or (str(beside) if beside.is_file() else "")
     if not python or shutil.which(python) is None:
-        raise StudyError(
+        raise ConfigurationError(
             f"training.backend: verl: set {PYTHON} to the Python of an environment with tailrl[verl] and vLLM "
             f"(tried {python or beside}); docs/how-to/verl-study.md has the commands"
         )
@@ -169,7 +169,7 @@ def _train(
         sys.exit(128 - code)
     if code or len(recorded) != run.training.steps:
         lines = output.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        raise StudyError(
+        raise ModelError(
             f"arm {run.arm}, seed {job.seed}: verl ended with {code} after {len(recorded)} of {run.training.steps} "
             f"steps ({' '.join(lines[-1:])[:300]}); all that it said is in {output}"
         )
@@ -220,10 +220,14 @@ def _lines(job: Job, folder: Path, metrics_file: Path, devices: int) -> list[str
     whole = longest + training.max_new_tokens
     batches = len(job.problems) // training.prompts  # verl leaves out an epoch's last, smaller one
     if not batches:
-        raise StudyError(f"training.prompts: {training.prompts} a step, and there are {len(job.problems)} problems")
+        raise ConfigurationError(
+            f"training.prompts: {training.prompts} a step, and there are {len(job.problems)} problems"
+        )
     responses = training.prompts * training.group_size // training.minibatches
     if responses % devices:
-        raise StudyError(f"training: an update has {responses} responses, which {devices} ranks cannot share equally")
+        raise ConfigurationError(
+            f"training: an update has {responses} responses, which {devices} ranks cannot share equally"
+        )
     epochs = math.ceil(training.steps / batches) + 1
     return [
         *train_lines(run, job.vocabulary_size, job.seed),
@@ -292,7 +296,7 @@ def with_template(job: Job) -> PreTrainedTokenizerBase:
             if tokenizer.pad_token is None:
                 tokenizer.pad_token = tokenizer.eos_token
             return tokenizer
-    raise StudyError(
+    raise ModelError(
         f"{job.policy_folder}: its chat template gives verl other tokens than our own loop for a prompt such as "
         f"{job.problems[0].prompt[:60]!r}"
     )
@@ -339,17 +343,17 @@ def _read_rows(job: Job, folder: Path, step: int) -> list[dict[str, Any]]:
     try:
         rows = [parse_object(line, file) for line in file.read_text(encoding="utf-8").splitlines()]
     except OSError as error:
-        raise StudyError(f"{file}: the plugin's log of a step cannot be read: {reason(error)}") from None
+        raise DataError(f"{file}: the plugin's log of a step cannot be read: {reason(error)}") from None
     by_prompt: dict[tuple[int, ...], list[dict[str, Any]]] = {}
     for row in rows:
         if missing := ROW - row.keys():
-            raise StudyError(f"{file}: a response has no {min(missing)}")
+            raise DataError(f"{file}: a response has no {min(missing)}")
         if not row["mask"]:
-            raise StudyError(f"{file}: a response has no token")
+            raise DataError(f"{file}: a response has no token")
         by_prompt.setdefault(tuple(row["token_ids"][: -len(row["mask"])]), []).append(row)
     size = job.run.training.group_size
     if len(rows) != job.run.training.prompts * size or any(len(group) % size for group in by_prompt.values()):
-        raise StudyError(f"{file}: holds {len(rows)} responses, which are not {job.run.training.prompts} times {size}")
+        raise DataError(f"{file}: holds {len(rows)} responses, which are not {job.run.training.prompts} times {size}")
     return [row for group in by_prompt.values() for row in group]
 
 
@@ -424,7 +428,7 @@ def _write(
     run = job.run
     left = folder / f"checkpoints/global_step_{run.training.steps}/actor/huggingface"
     if not left.is_dir():
-        raise StudyError(f"{left}: verl left no policy there")
+        raise ModelError(f"{left}: verl left no policy there")
     model = load_policy(left)
     weights = whole_weights(model, getattr(torch, run.policy_dtype))
     steps = range(0, run.training.steps, run.training.keep_tokens_every)
