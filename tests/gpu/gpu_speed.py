@@ -137,7 +137,7 @@ def trl(options: argparse.Namespace, folder: Path) -> Row:
     )
     ends: list[float] = []
 
-    class Watch(TrainerCallback):
+    class Watch(TrainerCallback):  # type: ignore[misc,unused-ignore]
         """Notes when each step ended."""
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
