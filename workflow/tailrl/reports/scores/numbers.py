@@ -75,6 +75,9 @@ class PolicyScore:
     """One policy's held-out scores, shares of 1: avg@k, pass@k, and the gain in avg@k over the untrained policy.
 
     Intervals are over problems, with the gain paired.
+
+    Attributes:
+        greedy: of its most probable responses; NaN where the study asks for none.
     """
 
     arm: str
@@ -82,6 +85,7 @@ class PolicyScore:
     avg: Interval
     passed: float
     gain: Difference
+    greedy: float
 
 
 def policy_scores(results: Results) -> list[PolicyScore]:
@@ -90,7 +94,8 @@ def policy_scores(results: Results) -> list[PolicyScore]:
     for evaluation in results.all_evaluations():
         for score in evaluation.scores:
             avg, gain = problem_interval(score.correct_PK), paired_difference(score.by_problem, base_P)
-            found.append(PolicyScore(evaluation.arm, score.seed, avg, score.pass_at_k, gain))
+            greedy = math.nan if score.greedy_P is None else float(np.mean(score.greedy_P))
+            found.append(PolicyScore(evaluation.arm, score.seed, avg, score.pass_at_k, gain, greedy))
     return found
 
 
