@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from findings.lookups import cell, difference, k3, over_one_minus_p, over_parts
+from findings.lookups import cell, difference, greedy_difference, k3, over_one_minus_p, over_parts
 from findings.number import Number
 from tailrl.artifacts.tables import Row
 from tailrl.config.load import read_yaml
@@ -169,7 +169,8 @@ def harm_points() -> list[Row]:
             lost = cell(f"{pool}/comparisons", "difference", "points", **line)
         else:
             pool = entry["study"]
-            size, lost = k3(pool, entry["arm"]), difference(pool, entry["arm"], entry["minus"])
+            size, pair = k3(pool, entry["arm"]), (entry["arm"], entry["minus"])
+            lost = (greedy_difference if entry["score"] == "greedy" else difference)(pool, *pair)
         row: Row = {key: entry[key] for key in ("of", "kind", "score", "arm", "minus")}
         rows.append({**row, "study": pool, "k3": size.mean, "mean": lost.mean, "low": lost.low, "high": lost.high})
     return rows

@@ -53,6 +53,11 @@ def difference(study: str, first: str, second: str) -> Number:
     raise StudyError(f"{_table('differences')}: no row of {study} is of {first} and {second}")
 
 
+def greedy_difference(study: str, first: str, second: str) -> Number:
+    """The greedy score of one arm minus another's, in points, over seeds and problems."""
+    return cell(f"{study}/greedy_differences", "difference", "points", first=first, second=second)
+
+
 def between(study: str, first: str, other: str, second: str) -> Number:
     """`difference`, over problems, of arms of two studies with the same seeds and the same held-out problems."""
     ours, theirs = _correct(study, first), _correct(other, second)
@@ -332,6 +337,7 @@ LOOKUPS: tuple[Callable[..., object], ...] = (
         score,
         gain,
         difference,
+        greedy_difference,
         between,
         collapsed,
         k3,
