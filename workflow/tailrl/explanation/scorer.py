@@ -147,9 +147,18 @@ def logprobs_after(scorer: Scorer, prompt: Sequence[int], responses: Sequence[Se
         after = model.base_model(input_ids=ids_RN, past_key_values=read.past_key_values, use_cache=True)
     finally:
         model.set_attn_implementation(ALONE)
-    last_H, found = read.last_hidden_state[0, -1:], []
-    for row, ids in enumerate(responses):
-        hidden_NH = torch.cat([last_H, after.last_hidden_state[row, : len(ids) - 1]])
-        logprob_NV = (hidden_NH @ head_weight(model).T).float().log_softmax(-1)
-        found.append(logprob_NV.gather(1, ids_RN[row, : len(ids), None])[:, 0].double().cpu().numpy())
-    return found
+    last_H = read.last_hidden_state[0, -1:]
+    hidden_TH = torch.cat(
+        [
+            hidden
+            for row, ids in enumerate(responses)
+            for hidden in (last_H, after.last_hidden_state[row, : len(ids) - 1])
+        ]
+    )
+    target_T1 = torch.cat([ids_RN[row, : len(ids)] for row, ids in enumerate(responses)])[:, None]
+    head_VH, parts = head_weight(model), []
+    for hidden_CH, target_C1 in zip(hidden_TH.split(CHUNK), target_T1.split(CHUNK), strict=True):
+        logits_CV = (hidden_CH @ head_VH.T).float()
+        parts.append((logits_CV.gather(1, target_C1) - logits_CV.logsumexp(-1, keepdim=True))[:, 0])
+    logprob_T = torch.cat(parts).double().cpu()
+    return [logprob_N.numpy() for logprob_N in logprob_T.split([len(ids) for ids in responses])]
