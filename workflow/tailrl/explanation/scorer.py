@@ -143,22 +143,24 @@ def logprobs_after(scorer: Scorer, prompt: Sequence[int], responses: Sequence[Se
     model.set_attn_implementation("sdpa")  # ours has no cache
     try:
         read = model.base_model(input_ids=torch.tensor([list(prompt)], device=scorer.device), use_cache=True)
-        read.past_key_values.batch_repeat_interleave(len(responses))
-        after = model.base_model(input_ids=ids_RN, past_key_values=read.past_key_values, use_cache=True)
+        first_V = _logprobs(model, read.last_hidden_state[0, -1:])[0]
+        logprob_RN = first_V[ids_RN]  # the first tokens' are right; the others' follow
+        if ids_RN.shape[1] > 1:
+            read.past_key_values.batch_repeat_interleave(len(responses))
+            after = model.base_model(input_ids=ids_RN[:, :-1], past_key_values=read.past_key_values, use_cache=True)
+            hidden_MH = after.last_hidden_state.flatten(0, 1)
+            parts = [
+                _logprobs(model, hidden_CH).gather(1, target_C[:, None])[:, 0]
+                for hidden_CH, target_C in zip(
+                    hidden_MH.split(CHUNK), ids_RN[:, 1:].flatten().split(CHUNK), strict=True
+                )
+            ]
+            logprob_RN[:, 1:] = torch.cat(parts).view(len(responses), -1)
     finally:
         model.set_attn_implementation(ALONE)
-    last_H = read.last_hidden_state[0, -1:]
-    hidden_TH = torch.cat(
-        [
-            hidden
-            for row, ids in enumerate(responses)
-            for hidden in (last_H, after.last_hidden_state[row, : len(ids) - 1])
-        ]
-    )
-    target_T1 = torch.cat([ids_RN[row, : len(ids)] for row, ids in enumerate(responses)])[:, None]
-    head_VH, parts = head_weight(model), []
-    for hidden_CH, target_C1 in zip(hidden_TH.split(CHUNK), target_T1.split(CHUNK), strict=True):
-        logits_CV = (hidden_CH @ head_VH.T).float()
-        parts.append((logits_CV.gather(1, target_C1) - logits_CV.logsumexp(-1, keepdim=True))[:, 0])
-    logprob_T = torch.cat(parts).double().cpu()
-    return [logprob_N.numpy() for logprob_N in logprob_T.split([len(ids) for ids in responses])]
+    return [logprob_N[: len(ids)].double().cpu().numpy() for logprob_N, ids in zip(logprob_RN, responses, strict=True)]
+
+
+def _logprobs(model: PreTrainedModel, hidden_CH: torch.Tensor) -> torch.Tensor:
+    """Log-probs of all tokens after each hidden state, nats [C, V]."""
+    return (hidden_CH @ head_weight(model).T).float().log_softmax(-1)
