@@ -24,7 +24,7 @@ from torch import Tensor
 
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.objective.advantages import ESTIMATORS, STEP_WIDE
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import ConfigurationError
 from tailrl.runtime.import_path import is_import_path
 
 
@@ -69,7 +69,7 @@ def magnitude_table(estimator: str, members: int) -> FloatArray:
         ValueError: an advantage whose sign does not follow from its reward, as this module assumes.
     """
     if is_import_path(estimator):
-        raise StudyError(f"estimator: {estimator}: the gradients' page knows {', '.join(ESTIMATORS)} alone")
+        raise ConfigurationError(f"estimator: {estimator}: the gradients' page knows {', '.join(ESTIMATORS)} alone")
     table_RM = np.empty((2, members))
     for reward in (0, 1):
         for right in range(members):
@@ -87,7 +87,7 @@ def magnitudes(estimator: str, success_K: FloatArray, group_size: int) -> Magnit
     table_RM = magnitude_table(estimator, group_size * prompts if wide else group_size)
 
     def others(*left_out: int) -> FloatArray:
-        """Probability of each number of right ones among the compared responses, less one for each prompt left out."""
+        """Probability of each number of right ones among the compared responses, minus one for each prompt left out."""
         seen = range(prompts) if wide else left_out[:1]
         counts = [group_size - left_out.count(prompt) for prompt in seen]
         parts = [binom.pmf(np.arange(n + 1), n, success_K[k]) for k, n in zip(seen, counts, strict=True)]
