@@ -236,7 +236,8 @@ def test_a_prompt_after_which_a_column_is_the_models_own_ends_the_search(
     folder: Path, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch, decimals: int, most: int
 ) -> None:
     """With rounded columns all prompts are read, and the same ones are found."""
-    read_after, asked = prompts_module.logprobs_after, []
+    read_after = prompts_module.logprobs_after
+    asked: list[int] = []
 
     def counting(scorer: Scorer, prompt: Sequence[int], responses: Sequence[Sequence[int]]) -> list[Any]:
         asked.extend(len(ids) for ids in responses)
