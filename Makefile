@@ -112,7 +112,7 @@ bench: venv  ## time and memory beside other libraries; wants an idle machine fo
 bench-quick: venv  ## the step beside TRL's and the engines, three rounds each, for a change under way: a few minutes
 	$(ADD) envs/bench.txt
 	$(IN_VENV) export OMP_NUM_THREADS=1 PYTHONPATH=workflow/scripts && python benchmarks/update.py --repeats 3 && \
-		python benchmarks/step.py --repeats 3 && python benchmarks/rollout.py --policies "default study" --threads 1 --repeats 3
+		python benchmarks/step.py --repeats 3 && python benchmarks/rollout.py --policies "4 layers of 128" --threads 1 --repeats 3
 
 soak: venv  ## train for 2,000 steps, and see whether the job keeps its size
 	$(IN_VENV) OMP_NUM_THREADS=1 python benchmarks/soak.py --out docs/results/soak.csv $(ARGS)

@@ -2,7 +2,7 @@
 
     PYTHONPATH=workflow/scripts python benchmarks/rollout.py --threads 2 --out docs/results/rollout.csv
 
-Two policies: the default study's shape with random weights, small ones, so that it is nearly uniform and a response
+Two policies: 4 layers of 128 (V = 2,048) with random weights, small ones, so that it is nearly uniform and a response
 almost always runs to its limit; and, where its package is installed, SmolLM2-135M, of V = 49,152, with as many requests
 as an engine has in flight: 128. The engines take turns, after a short run each; the ratio is taken within each round,
 then the median. Speed is in sampled tokens alone: prompts are work, not output.
@@ -47,8 +47,8 @@ class Load:
     new_tokens: int
 
 
-def save_default(folder: Path) -> None:
-    """The default study's policy with random weights, as a Hugging Face folder."""
+def save_small(folder: Path) -> None:
+    """A policy of 4 layers of 128 with random weights, as a Hugging Face folder."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -70,7 +70,7 @@ def save_default(folder: Path) -> None:
 
 
 LOADS = {
-    "default study": Load(save_default, prompts=32, group=8, prompt=16, new_tokens=40),
+    "4 layers of 128": Load(save_small, prompts=32, group=8, prompt=16, new_tokens=40),
     "SmolLM2-135M": Load(partial(smollm2.save, shots=None), prompts=16, group=8, prompt=16, new_tokens=24),
 }
 

@@ -204,7 +204,7 @@ def page() -> str:
     tables = {made.__name__: made() for made in MADE}
     training = one("study_time.csv", part="training")
     working = float(training["working_seconds"]) / float(training["seconds"])
-    others = one("rollout_profile.csv", policy="default study", part="all other operators")["calls"]
+    others = one("rollout_profile.csv", policy="4 layers of 128", part="all other operators")["calls"]
     products = value("update.csv", "cpu_seconds", case="matmuls alone")
     sampling = value("step.csv", "rollout_cpu_seconds", case="ours, vLLM bfloat16, compiled")
     texts = {

@@ -120,7 +120,7 @@ def test_sizes_of_k3_are_those_of_published_studies() -> None:
     harmed = k3("default", "naive_stressed"), k3("dose_response", "naive+floor=0.03"), k3("stale", "stale")
     assert 0.1 < min(size.mean for size in harmed) < 0.2
     rounding = found[0].mean
-    assert round(math.log10(k3("default", "naive_stressed").mean / rounding)) == 4
+    assert round(math.log10(k3("dose_response", "naive+floor=0.03").mean / rounding)) == 4
     assert round(math.log10(k3("collapse", "naive").mean / rounding)) == 5
     quantised = cell("causes/measures", "value", measure="k3 of the first ten steps, nats", arm="both")
     for page in ("../README.md", "findings/index.md"):

@@ -22,7 +22,7 @@ def test_every_study_with_a_summary_has_a_digest() -> None:
     root = DOCS / "results"
     paths = (*root.glob("*/summary.md"), *root.glob("*/*/summary.md"))
     published = {path.parent.relative_to(root).as_posix() for path in paths}
-    others = {name for name in published if name.startswith("diagnose_exam") or name == "default/before"}
+    others = {name for name in published if name.startswith("diagnose_exam")}
     assert len(published) > 50 and published - others <= DIGESTS.keys()
 
 

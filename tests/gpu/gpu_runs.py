@@ -37,8 +37,9 @@ def make_policy(sizes: Sizes, seed: int = 0) -> "PreTrainedModel":
 
     heads = max(2, sizes.hidden // 64)
     widths = sizes.hidden, sizes.layers, heads, heads // 2, 64, 3 * sizes.hidden, sizes.policy_vocabulary
-    mixture = {"normed": True, "experts": sizes.experts, "chosen": 2} if sizes.experts else {}
-    model = shaped_policy(Shape(*widths, tied=False, **mixture), length=LONGEST, end=0, seed=seed)
+    mixture = sizes.experts > 0
+    shape = Shape(*widths, tied=False, normed=mixture, experts=sizes.experts, chosen=2 if mixture else 1)
+    model = shaped_policy(shape, length=LONGEST, end=0, seed=seed)
     with torch.no_grad():
         model.lm_head.weight.normal_(std=SPREAD / sizes.hidden**0.5)
     return model

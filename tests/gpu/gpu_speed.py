@@ -83,6 +83,7 @@ def ours(options: argparse.Namespace, folder: Path) -> Row:
         "step": round(median(keys.STEP_SECONDS), 3),
         "rollout_tokens_per_second": round(tokens / seconds["rollout"], 1),
         **seconds,
+        "k3": f"{max(step[keys.K3_MASKED] for step in steps):.3g}",
     }
 
 
@@ -136,7 +137,7 @@ def trl(options: argparse.Namespace, folder: Path) -> Row:
     )
     ends: list[float] = []
 
-    class Watch(TrainerCallback):
+    class Watch(TrainerCallback):  # type: ignore[misc,unused-ignore]
         """Notes when each step ended."""
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
@@ -164,7 +165,7 @@ def trl(options: argparse.Namespace, folder: Path) -> Row:
 
 MEASURES: dict[str, Callable[[argparse.Namespace, Path], Row]] = {"ours": ours, "bare": bare, "trl": trl}
 COLUMNS = ("measure", "policy", "engine", "responses", "tokens", "device", "step", *PHASES)
-LAST = ("rollout_tokens_per_second", "floor_step", "floor_rollout")
+LAST = ("rollout_tokens_per_second", "k3", "floor_step", "floor_rollout")
 
 
 def floor(options: argparse.Namespace) -> Row:

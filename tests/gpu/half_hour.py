@@ -71,6 +71,7 @@ def command_of(row: Row, out: Path, rehearse: bool, policy: Path | None) -> list
 def make(row: Row, command: Sequence[str], log: Path, rehearse: bool) -> dict[str, object]:
     """Run a row's program to its end or to its time limit; the columns of its line that this gives."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(ROOT / path) for path in PATHS)}
+    environment |= row.get("environment", {})
     if rehearse:
         environment["CUDA_VISIBLE_DEVICES"] = ""
     limit = None if rehearse else 60.0 * row["minutes"]

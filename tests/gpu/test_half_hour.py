@@ -37,15 +37,16 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]
     """Two short rows that append a word to a file; the second ends with 75 until it has done so twice."""
     script = tmp_path / "row.py"
     script.write_text(
-        "import pathlib, sys\n"
+        "import os, pathlib, sys\n"
         "file = pathlib.Path(sys.argv[1]); file.open('a').write(sys.argv[2] + ' ')\n"
-        "print('said', sys.argv[2])\n"
+        "print('said', sys.argv[2], os.environ.get('OWN'))\n"
         "sys.exit(75 if sys.argv[2] == 'b' and file.read_text().count('b') < 2 else 0)\n"
     )
     made = [
         {"name": name, "minutes": 1, "command": [str(script), "{out}/words.txt", name], "other": ["nothing"]}
         for name in ("a", "b")
     ]
+    made[0]["environment"] = {"OWN": "variable"}
     monkeypatch.setattr(half_hour, "rows", lambda: made)
     return made
 
@@ -76,6 +77,7 @@ def test_a_call_goes_on_behind_the_rows_that_are_done(tmp_path: Path, monkeypatc
     assert call(monkeypatch, str(out), "--rehearse") == 0 == call(monkeypatch, str(out), "--rehearse")
     assert lines(out) == [("a", "done"), ("b", "unfinished"), ("b", "done")]
     assert (out / "words.txt").read_text() == "a b b "
+    assert (out / "logs/00.txt").read_text() == "said a variable\n"
 
 
 def test_a_row_that_failed_or_took_too_long_is_noted_and_the_next_is_made(

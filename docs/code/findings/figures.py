@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from findings.lookups import floor, k3, over_one_minus_p, rate, run_of, score
+from findings.lookups import cell, difference, k3, over_one_minus_p, over_parts
 from findings.number import Number
 from tailrl.artifacts.tables import Row
 from tailrl.config.load import read_yaml
@@ -27,7 +27,6 @@ from tailrl.reports.axes import (
     set_percent_axis,
     style,
 )
-from tailrl.runtime.errors import StudyError
 
 WIDTH = 4.7
 """Inches: on a phone of 390 pixels a type of 9 points stays above 9 pixels."""
@@ -151,93 +150,61 @@ def draw_shape(path: Path) -> None:
     save_svg(figure, path)
 
 
-def remedy_points() -> list[Row]:
-    """The table behind the figure of remedies: a row for each point.
+HARM_MARKERS = {"engine": "o", "random tokens": "D", "old weights": "s"}
+HARM_COLOURS = {"temperature 1": BLUE, "greedy": ORANGE}
+LEVEL = 0.03
+"""Half the width of the band in which a loss counts as none: the margin of the studies of engines."""
 
-    Raises StudyError if an arm has another learning rate than its panel, or is not published.
+
+def harm_points() -> list[Row]:
+    """The table behind the figure of harm against size: a row for each point.
+
+    Raises StudyError if an arm or a line is not published.
     """
     rows: list[Row] = []
-    for panel, groups in read_yaml(Path(__file__).with_name("remedies.yaml")).items():
-        for (study, naive), arms in groups:
-            size = 0.0 if (study, naive) in (("dose_response", "naive"), ("stress", "exact")) else k3(study, naive).mean
-            for remedy, arm in arms.items():
-                if remedy not in LOOKS or rate(study, arm) != panel:
-                    raise StudyError(f"remedies.yaml: {study}, {arm}: no look for {remedy}, or not at {panel}")
-                found = score(study, arm)
-                row: Row = {"rate": panel, "remedy": remedy, "study": study, "arm": arm, "cause": _cause(study, naive)}
-                rows.append({**row, "k3_of_naive": size, "score": found.mean, "low": found.low, "high": found.high})
+    for entry in read_yaml(Path(__file__).with_name("harm.yaml"))["points"]:
+        if pool := entry.get("pool"):
+            size = over_parts(pool, "course", "k3", entry["arm"])
+            line = {key: entry[key] for key in ("family", "arm", "minus")}
+            lost = cell(f"{pool}/comparisons", "difference", "points", **line)
+        else:
+            pool = entry["study"]
+            size, lost = k3(pool, entry["arm"]), difference(pool, entry["arm"], entry["minus"])
+        row: Row = {key: entry[key] for key in ("of", "kind", "score", "arm", "minus")}
+        rows.append({**row, "study": pool, "k3": size.mean, "mean": lost.mean, "low": lost.low, "high": lost.high})
     return rows
 
 
-def _cause(study: str, arm: str) -> str:
-    disturbance = run_of(study, arm).disturbance
-    if disturbance.staleness:
-        return f"{disturbance.staleness} steps old"
-    return f"{floor(study, arm)} random tokens" if disturbance.floor else "rounding or none"
-
-
-GAP = (1.55, 1.75)
-"""The part of the axis where k3 from 1e-4 to 0.1 would stand, for which nothing is drawn."""
-
-
-def _large(row: Row) -> bool:
-    return _place(float(str(row["k3_of_naive"]))) > GAP[1]
-
-
-def _near(row: Row, size: float) -> bool:
-    """Whether a point stands where others of this k3 do, beside which it is put."""
-    return abs(_place(float(str(row["k3_of_naive"]))) - _place(size)) < 0.4
-
-
-def _place(size: float) -> float:
-    """Where a k3 stands on the axis: exact zero, then rounding, then a gap, then decades."""
-    return 0.0 if size == 0 else 1.0 if size < 1e-3 else 2.1 + 3.4 * math.log10(size / 0.1)
-
-
-def draw_remedies(path: Path, rows: Sequence[Row], base: Number) -> None:
-    """Held-out score against the k3 of naive, a panel for each learning rate."""
+def draw_harm(path: Path, rows: Sequence[Row]) -> None:
+    """Points lost against the same training without the mismatch, by k3; filled where a real engine makes it."""
     with style():
-        figure = Figure(figsize=(WIDTH, 6.6), layout="constrained")
-        panels = figure.subplots(2, 1, sharex=True)
-        for ax, panel in zip(panels, ("1e-4", "3e-4"), strict=True):
-            own = [row for row in rows if row["rate"] == panel]
-            _draw_panel(ax, own, base)
-            ax.set_title(f"learning rate {panel}", fontsize=10)
-        used = [name for name in LOOKS if any(row["remedy"] == name for row in rows)]
-        lines = [Line2D([], [], color=LOOKS[n][0], marker=LOOKS[n][1], linestyle="") for n in used]
-        figure.legend(lines, used, loc="outside upper center", ncols=3, fontsize=9, handletextpad=0.1, columnspacing=1)
-        ticks = (0, 2e-5, 0.1, 0.2, 0.5, 1, 2)
-        panels[1].set_xticks([_place(x) for x in ticks], ["0", "2e-5", *(f"{x:g}" for x in ticks[2:])])
-        panels[1].set_xlabel("k3 of naive, nats a token: how large the mismatch is", fontsize=9)
+        figure = Figure(figsize=(WIDTH, 4.2), layout="constrained")
+        ax = figure.subplots()
+        ax.axhspan(-LEVEL, LEVEL, color="#EEEEEE", linewidth=0)
+        ax.axhline(0, color=GREY, linewidth=1)
+        for row in rows:
+            x, mean, low, high = (float(str(row[key])) for key in ("k3", "mean", "low", "high"))
+            colour = HARM_COLOURS[str(row["score"])]
+            ax.vlines(x, low, high, color=colour, linewidth=1)
+            filled = colour if row["kind"] == "engine" else "white"
+            marker = HARM_MARKERS[str(row["kind"])]
+            ax.plot(x, mean, marker, color=colour, markerfacecolor=filled, markersize=6, zorder=3)
+        for name in dict.fromkeys(str(row["of"]) for row in rows):
+            own = [row for row in rows if row["of"] == name]
+            at = (float(str(own[0]["k3"])), min(float(str(row["low"])) for row in own))
+            ax.annotate(
+                name, at, xytext=(0, -3), textcoords="offset points", fontsize=8, rotation=90, ha="center", va="top"
+            )
+        ax.set(xscale="log", xlim=(1e-6, 4), ylim=(-0.62, 0.12))
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:+g}".replace("-", "−")))
+        ax.tick_params(labelsize=9)
+        ax.set_xlabel("k3, nats a token: how large the mismatch is", fontsize=9)
+        ax.set_ylabel("held-out score minus that without the mismatch, points", fontsize=9)
+        used = {str(row["kind"]) for row in rows}
+        lines = [Line2D([], [], color=c, linestyle="-", linewidth=3) for c in HARM_COLOURS.values()]
+        kinds = [name for name in HARM_MARKERS if name in used]
+        for name in kinds:
+            filled = GREY if name == "engine" else "white"
+            lines.append(Line2D([], [], color=GREY, marker=HARM_MARKERS[name], linestyle="", markerfacecolor=filled))
+        figure.legend(lines, [*HARM_COLOURS, *kinds], loc="outside upper center", ncols=3, fontsize=9)
     save_svg(figure, path)
-
-
-def _draw_panel(ax: Axes, rows: Sequence[Row], base: Number) -> None:
-    causes = {str(row["cause"]).split()[-1] for row in rows if _large(row)}
-    by_place = sorted(rows, key=lambda row: float(str(row["k3_of_naive"])))
-    for name in (name for name in LOOKS if any(row["remedy"] == name for row in rows)):
-        colour, marker = LOOKS[name]
-        x, y = [], []
-        for row in (row for row in by_place if row["remedy"] == name):
-            size, score, low, high = (float(str(row[key])) for key in ("k3_of_naive", "score", "low", "high"))
-            beside = [n for n in LOOKS if any(r["remedy"] == n and _near(r, size) for r in rows)]
-            x.append(_place(size) + (beside.index(name) - (len(beside) - 1) / 2) * min(0.12, 0.9 / len(beside)))
-            y.append(score)
-            ax.vlines(x[-1], low, high, color=colour, linewidth=1)
-        ax.plot(x, y, marker, color=colour, markersize=5)
-        if len(causes) == 1:
-            joined = [i for i in range(len(x)) if x[i] > GAP[1]]
-            ax.plot([x[i] for i in joined], [y[i] for i in joined], color=colour, linewidth=0.8, alpha=0.6)
-    for cause in dict.fromkeys(str(row["cause"]) for row in by_place if _large(row)):
-        own = [_place(float(str(row["k3_of_naive"]))) for row in by_place if row["cause"] == cause]
-        words = cause.removesuffix(" random tokens") if len(causes) == 1 else cause
-        ax.text(sum(own) / len(own), 0.94, words, fontsize=8, ha="center")
-    if len(causes) == 1:
-        ax.text(GAP[1] + 0.1, 0.94, "random:", fontsize=8)
-    ax.axhline(base.mean, color=GREY, linestyle="--", linewidth=1)
-    ax.text(_place(2.3), base.mean + 0.01, "untrained", color=GREY, fontsize=8, ha="right")
-    ax.axvspan(*GAP, color="#EEEEEE", linewidth=0)
-    ax.set(ylim=(-0.04, 1), xlim=(-0.5, _place(2.3)))
-    set_percent_axis(ax, axis="y")
-    ax.tick_params(labelsize=9)
-    ax.set_ylabel("held-out score", fontsize=9)

@@ -6,11 +6,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from blocks import filled
-from findings.figures import Rows, dot_rows, draw_dots, draw_remedies, draw_shape, remedy_points, shape_rows
+from findings.figures import (
+    Rows,
+    dot_rows,
+    draw_dots,
+    draw_harm,
+    draw_shape,
+    harm_points,
+    shape_rows,
+)
 from findings.flips import FLIP_LOOKUPS
-from findings.lookups import LOOKUPS, ROOT, command, rate, score, settings_of, shown, steps
+from findings.lookups import LOOKUPS, ROOT, command, rate, settings_of, shown, steps
 from findings.number import Number
 from tailrl.artifacts.tables import Row, write_csv
+from tailrl.config.load import read_yaml
 from tailrl.runtime.errors import StudyError
 from tailrl.runtime.templates import renderer
 
@@ -26,9 +35,9 @@ def rendered() -> tuple[dict[str, str], Drawings]:
 
     Raises StudyError if a number that a template wants is not published.
     """
-    points = remedy_points()
+    lost = harm_points()
     drawings: Drawings = {
-        "remedies": (points, lambda path: draw_remedies(path, points, score("stress", "base"))),
+        "harm": (lost, lambda path: draw_harm(path, lost)),
         "shape": (shape_rows(), draw_shape),
     }
 
@@ -39,7 +48,8 @@ def rendered() -> tuple[dict[str, str], Drawings]:
         return f"../figures/{name}.svg"
 
     render = renderer(TEMPLATES, dots, scope, commands, *LOOKUPS, *FLIP_LOOKUPS)
-    pages = {name: _tidy(render(f"{name}.md.j2", at="", up="../")) for name in PAGES}
+    groups = read_yaml(TEMPLATES / "groups.yaml")
+    pages = {name: _tidy(render(f"{name}.md.j2", page=name, groups=groups, at="", up="../")) for name in PAGES}
     return pages | {"README": _tidy(render("_five.md.j2", at="docs/findings/", up="docs/"))}, drawings
 
 

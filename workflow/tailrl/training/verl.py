@@ -205,7 +205,7 @@ def _read_points(file: Path, start: int = 0) -> tuple[dict[int, Mapping[str, flo
         whole, _, _ = opened.read().rpartition(b"\n")
     points = [parse_object(line, file) for line in whole.decode().split("\n") if line]
     # A number that is not finite is null in verl's file.
-    found = {
+    found: dict[int, Mapping[str, float]] = {
         point["step"]: {name: value for name, value in point["data"].items() if value is not None}
         for point in points
         if "actor/lr" in point["data"]

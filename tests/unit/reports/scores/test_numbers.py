@@ -67,7 +67,8 @@ def test_greedy_scores_are_of_problems_that_were_right_before_and_others() -> No
     first, second = greedy_differences(read, pairs)
     assert first.difference == crossed_difference(of_x, np.array(greedy["y"], float))
     assert first.difference.mean == pytest.approx(0.75 - 0.125) == pytest.approx(-second.difference.mean)
-    assert [first.p_holm, second.p_holm] == holm([first.difference.p, second.difference.p]).tolist()
+    ps = [first.difference.p, second.difference.p]
+    assert [first.difference_p_holm, second.difference_p_holm] == holm(ps).tolist()
     lacking = ArmScores("y", base.problems, (Score(0, np.zeros((4, 2))),), "0")
     without = Results(("x", "y"), {}, {**evaluations, "y": lacking}, base)
     assert greedy_scores(without) == greedy_differences(without, pairs) == []

@@ -85,7 +85,7 @@ class PolicyScore:
     avg: Interval
     passed: float
     gain: Difference
-    greedy: float
+    greedy: float = math.nan
 
 
 def policy_scores(results: Results) -> list[PolicyScore]:
@@ -161,14 +161,14 @@ class GreedyDifference:
 
     Attributes:
         why: why the report has the pair, as in `Comparison`.
-        p_holm: the difference's p by Holm over the reported pairs.
+        difference_p_holm: the difference's p by Holm over the reported pairs.
     """
 
     first: str
     second: str
     why: str
     difference: Difference
-    p_holm: float
+    difference_p_holm: float
 
 
 def greedy_differences(results: Results, references: Sequence[tuple[str, str, str]]) -> list[GreedyDifference]:
@@ -179,8 +179,8 @@ def greedy_differences(results: Results, references: Sequence[tuple[str, str, st
     found = [crossed_difference(greedy_by_arm[arm], greedy_by_arm[reference]) for arm, reference, _ in references]
     adjusted = holm([difference.p for difference in found]).tolist()
     return [
-        GreedyDifference(arm, reference, why, difference, p_holm)
-        for (arm, reference, why), difference, p_holm in zip(references, found, adjusted, strict=True)
+        GreedyDifference(arm, reference, why, difference, p)
+        for (arm, reference, why), difference, p in zip(references, found, adjusted, strict=True)
     ]
 
 
