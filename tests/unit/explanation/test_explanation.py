@@ -3,6 +3,7 @@
 import json
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from typer import Exit
 
 from tailrl.cli import commands
 from tailrl.diagnosis.tables import read_table
+from tailrl.explanation import prompts as prompts_module
 from tailrl.explanation.catalogue import Entry, Hypothesis, catalogue
 from tailrl.explanation.explanation import Explanation, explain
 from tailrl.explanation.page import verdict
@@ -227,6 +229,30 @@ def test_prompts_are_found_for_log_probs_without_their_sign(folder: Path, prompt
     found, _ = match(Scorer(str(folder)), read(read_table(alone)).responses, candidates, rows=rows, seen=int)
     matched = [joined.whole_T for joined in found]
     assert [list(whole_T)[: len(ids)] for whole_T, ids in zip(matched, prompts, strict=True)] == prompts
+
+
+@pytest.mark.parametrize(("decimals", "most"), [(6, 2 * COUNT), (1, COUNT * COUNT)])
+def test_a_prompt_after_which_a_column_is_the_models_own_ends_the_search(
+    folder: Path, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch, decimals: int, most: int
+) -> None:
+    """With rounded columns all prompts are read, and the same ones are found."""
+    read_after = prompts_module.logprobs_after
+    asked: list[int] = []
+
+    def counting(scorer: Scorer, prompt: Sequence[int], responses: Sequence[Sequence[int]]) -> list[Any]:
+        asked.extend(len(ids) for ids in responses)
+        return read_after(scorer, prompt, responses)
+
+    monkeypatch.setattr(prompts_module, "logprobs_after", counting)
+    responses, _ = sampled(load(folder), prompts, TOKENS)
+    right = [column_T.round(decimals) for column_T in rescored(load(folder), prompts, responses)]
+    logged = rows_of(prompts, responses, [2 * column_T for column_T in right], right)
+    alone = [{**row, "token_ids": ids} for row, ids in zip(logged, responses, strict=True)]
+    candidates = [tuple(prompt) for prompt in prompts[::-1]]
+    found, _ = match(Scorer(str(folder)), read(read_table(alone)).responses, candidates, rows=0, seen=int)
+    assert [one.whole_T.tolist()[: len(ids)] for one, ids in zip(found, prompts, strict=True)] == prompts
+    whole = sum(length > 1 for length in asked)
+    assert COUNT <= whole <= most and (whole == COUNT * COUNT) == (decimals == 1)
 
 
 @slow

@@ -14,6 +14,8 @@ from tailrl.explanation.sequences import Response, Scored, encode, joined
 from tailrl.runtime.errors import DataError
 
 TRIED = 16  # a response's prompt is found by so many of its first tokens
+TURNS = 2  # so many prompts, the best by the first token, are tried alone before all others
+EXACT = 1e-3  # nats; a column that is nowhere further from the model's numbers has them: its prompt is found
 CHECKED = 6  # responses by which it is seen whether each row has its line's prompt
 AROUND = 16  # prompts before and after a response's own one, in the log's order, that may have been read instead
 
@@ -71,12 +73,8 @@ def match(
     if len(prompts) == rows and _is_by_row(scorer, responses[:CHECKED], prompts, ids, columns):
         return [joined(one, prompts[one.number], _ids(one)) for one in responses], "Each row has its line's prompt."
     unique = list(dict.fromkeys(prompts))
-    distance_PR = []
-    for prompt in unique:
-        distance_PR.append(_distances(scorer, prompt, ids, columns))
-        seen(len(prompt))
-    best_R = np.argmin(distance_PR, 0)
-    found = [joined(one, unique[best], own) for one, best, own in zip(responses, best_R, ids, strict=True)]
+    best = _nearest(scorer, ids, columns, [unique] * len(ids), seen)
+    found = [joined(one, prompt, own) for one, prompt, own in zip(responses, best, ids, strict=True)]
     return found, f"Each response's prompt was found among {len(unique)} by the numbers of its first {TRIED} tokens."
 
 
@@ -89,10 +87,8 @@ def _is_by_row(
 ) -> bool:
     """Whether most responses are nearest to their own line's prompt; a set may have as many prompts by chance."""
     own = [prompts[one.number] for one in responses]
-    tried = list(dict.fromkeys([*own, *prompts[:AROUND]]))
-    count = len(responses)
-    distance_PR = np.array([_distances(scorer, prompt, ids[:count], columns[:count]) for prompt in tried])
-    nearest = [tried[place] for place in distance_PR.argmin(0)]
+    tried = [[prompt, *prompts[:AROUND]] for prompt in own]
+    nearest = _nearest(scorer, ids[: len(own)], columns[: len(own)], tried)
     return bool(np.mean([one == best for one, best in zip(own, nearest, strict=True)]) >= 0.5)
 
 
@@ -119,21 +115,15 @@ def _with_nearest(
 ) -> list[Scored]:
     """The responses with the nearest of the prompts around their own."""
     place = {prompt: number for number, prompt in enumerate(prompts)}
-    best: list[tuple[float, tuple[int, ...]]] = [(np.inf, one.inputs.prompt) for one in chosen]
     around = [
-        {(place[one.inputs.prompt] + step) % len(prompts) for step in range(-AROUND, AROUND + 1)} for one in chosen
+        [prompts[(place[one.inputs.prompt] + step) % len(prompts)] for step in range(-AROUND, AROUND + 1)]
+        for one in chosen
     ]
-    for number, prompt in enumerate(prompts):
-        those = [row for row, places in enumerate(around) if number in places]
-        if not those:
-            continue
-        ids = [chosen[row].inputs.ids[chosen[row].inputs.first :] for row in those]
-        columns = [[getattr(chosen[row].response, f"{side}_T")] for row in those]
-        for row, distance in zip(those, _distances(scorer, prompt, ids, columns), strict=True):
-            best[row] = min(best[row], (float(distance), prompt))
+    ids = [one.inputs.ids[one.inputs.first :] for one in chosen]
+    columns = [[getattr(one.response, f"{side}_T")] for one in chosen]
     return [
         replace(one, inputs=replace(one.inputs, elsewhere=prompt))
-        for one, (_, prompt) in zip(chosen, best, strict=True)
+        for one, prompt in zip(chosen, _nearest(scorer, ids, columns, around), strict=True)
     ]
 
 
@@ -144,14 +134,66 @@ def _ids(response: Response) -> list[int]:
     return ids
 
 
-def _distances(
-    scorer: Scorer, prompt: Sequence[int], ids: Sequence[Sequence[int]], columns: Sequence[Sequence[FloatArray]]
-) -> FloatArray:
-    """Of each response, nats: the median difference from the nearest of its columns after this prompt."""
-    logprobs = logprobs_after(scorer, prompt, [one[:TRIED] for one in ids])
-    found = [
-        [np.nanmedian(np.abs(column_T[: len(logprob_N)] - logprob_N)) for column_T in own]
-        for logprob_N, own in zip(logprobs, columns, strict=True)
+def _nearest(
+    scorer: Scorer,
+    ids: Sequence[Sequence[int]],
+    columns: Sequence[Sequence[FloatArray]],
+    candidates: Sequence[Sequence[tuple[int, ...]]],
+    seen: Callable[[int], object] = int,
+) -> list[tuple[int, ...]]:
+    """Of each response, the candidate after which the model's numbers are nearest to one of its columns.
+
+    The first token, which costs little, gives the order. A prompt after which a column has the model's own numbers ends
+    the search: most logs have such a column, and the other prompts need not be read.
+    """
+    own = [list(dict.fromkeys(prompts)) for prompts in candidates]
+    first = _distances(scorer, ids, columns, [(row, prompt) for row, those in enumerate(own) for prompt in those], 1)
+    order = [sorted(those, key=lambda prompt: first[row, prompt]) for row, those in enumerate(own)]
+    found: dict[tuple[int, tuple[int, ...]], tuple[float, float]] = {}
+    left = set(range(len(ids)))
+    for turn in range(TURNS + 1):
+        next_ones = slice(turn, turn + 1 if turn < TURNS else None)
+        tried = _distances(
+            scorer,
+            ids,
+            columns,
+            [(row, prompt) for row in sorted(left) for prompt in order[row][next_ones]],
+            TRIED,
+            seen,
+        )
+        found |= tried
+        left -= {row for (row, _), (largest, _) in tried.items() if largest <= EXACT}
+    return [
+        min(
+            (prompt for prompt in those if (row, prompt) in found),
+            key=lambda prompt: (found[row, prompt][0] > EXACT, found[row, prompt][1]),
+        )
+        for row, those in enumerate(order)
     ]
-    distance_R: FloatArray = np.nan_to_num(found, nan=np.inf).min(1)
-    return distance_R
+
+
+def _distances(
+    scorer: Scorer,
+    ids: Sequence[Sequence[int]],
+    columns: Sequence[Sequence[FloatArray]],
+    pairs: Sequence[tuple[int, tuple[int, ...]]],
+    tokens: int,
+    seen: Callable[[int], object] = int,
+) -> dict[tuple[int, tuple[int, ...]], tuple[float, float]]:
+    """Of each pair of a response's row and a prompt: the largest and the median difference, nats.
+
+    They are those of the nearest of the response's columns, over so many of its first tokens.
+    """
+    rows_of: dict[tuple[int, ...], list[int]] = {}
+    for row, prompt in pairs:
+        rows_of.setdefault(prompt, []).append(row)
+    found = {}
+    for prompt, rows in rows_of.items():
+        logprobs = logprobs_after(scorer, prompt, [ids[row][:tokens] for row in rows])
+        for row, logprob_N in zip(rows, logprobs, strict=True):
+            apart = [np.abs(column_T[: len(logprob_N)] - logprob_N) for column_T in columns[row]]
+            known = [apart_N[np.isfinite(apart_N)] for apart_N in apart if np.isfinite(apart_N).any()]
+            each = [(float(apart_N.max()), float(np.median(apart_N))) for apart_N in known]
+            found[row, prompt] = min(each, key=lambda one: one[1], default=(np.inf, np.inf))
+        seen(len(prompt))
+    return found

@@ -145,13 +145,24 @@ def logprobs_after(scorer: Scorer, prompt: Sequence[int], responses: Sequence[Se
     model.set_attn_implementation("sdpa")  # ours has no cache
     try:
         read = model.base_model(input_ids=torch.tensor([list(prompt)], device=scorer.device), use_cache=True)
-        read.past_key_values.batch_repeat_interleave(len(responses))
-        after = model.base_model(input_ids=ids_RN, past_key_values=read.past_key_values, use_cache=True)
+        first_V = _logprobs(model, read.last_hidden_state[0, -1:])[0]
+        logprob_RN = first_V[ids_RN]  # the first tokens' are right; the others' follow
+        if ids_RN.shape[1] > 1:
+            read.past_key_values.batch_repeat_interleave(len(responses))
+            after = model.base_model(input_ids=ids_RN[:, :-1], past_key_values=read.past_key_values, use_cache=True)
+            hidden_MH = after.last_hidden_state.flatten(0, 1)
+            parts = [
+                _logprobs(model, hidden_CH).gather(1, target_C[:, None])[:, 0]
+                for hidden_CH, target_C in zip(
+                    hidden_MH.split(CHUNK), ids_RN[:, 1:].flatten().split(CHUNK), strict=True
+                )
+            ]
+            logprob_RN[:, 1:] = torch.cat(parts).view(len(responses), -1)
     finally:
         model.set_attn_implementation(ALONE)
-    last_H, found = read.last_hidden_state[0, -1:], []
-    for row, ids in enumerate(responses):
-        hidden_NH = torch.cat([last_H, after.last_hidden_state[row, : len(ids) - 1]])
-        logprob_NV = (hidden_NH @ head_weight(model).T).float().log_softmax(-1)
-        found.append(logprob_NV.gather(1, ids_RN[row, : len(ids), None])[:, 0].double().cpu().numpy())
-    return found
+    return [logprob_N[: len(ids)].double().cpu().numpy() for logprob_N, ids in zip(logprob_RN, responses, strict=True)]
+
+
+def _logprobs(model: PreTrainedModel, hidden_CH: torch.Tensor) -> torch.Tensor:
+    """Log-probs of all tokens after each hidden state, nats [C, V]."""
+    return (hidden_CH @ head_weight(model).T).float().log_softmax(-1)
