@@ -185,7 +185,7 @@ def _of_ones_own(path: str) -> Callable[..., Judged]:
 
 
 @dataclass(frozen=True, slots=True)
-class Weighed:
+class BareWeights:
     """What a correction gives to T tokens in N sequences: see `Weights`."""
 
     weight_T: Tensor
@@ -276,7 +276,7 @@ def weigh(
     advantage_T: Tensor | None,
     outside: tuple[Tensor, Tensor] | None = None,
     segment_T: Tensor | None = None,
-) -> Weighed:
+) -> BareWeights:
     """The weights alone, with no sum over a sequence that they do not need. Its arguments are those of `correct`.
 
     `outside`: which tokens lie outside V_S, where delta_T and moved_T are 0, and which sequences have one; None: none.
@@ -303,7 +303,7 @@ def weigh(
     if weight_T.isinf().any():
         largest = sequence_sum(delta_T, sequence_T, count).masked_fill(gone_N, -torch.inf).max().item()
         raise NumericalError(_overflow(correction, largest, delta_T.dtype))
-    return Weighed(weight_T, sequence_N, rejected_N, masked_T, vetoed_N, truncated_T, ratio_X)
+    return BareWeights(weight_T, sequence_N, rejected_N, masked_T, vetoed_N, truncated_T, ratio_X)
 
 
 def normaliser(correction: Correction, ratio_X: Tensor) -> float:
