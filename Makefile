@@ -1,7 +1,7 @@
 # Thin on purpose: every target is one or two real commands. `make` alone prints them.
 
 # The paper's study and its smaller sister are for GPUs. Each list of pins has an environment of its own.
-PINS ?= envs/$(if $(filter figure1 gpu paper,$(MAKECMDGOALS)),gpu,cpu).txt
+PINS ?= envs/$(if $(filter figure1 afternoon night gpu paper,$(MAKECMDGOALS)),gpu,cpu).txt
 VENV ?= .venv$(subst -cpu,,-$(basename $(notdir $(PINS))))
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 # More arguments for the command behind a target: make reproduce ARGS="--configfile studies/tiny.yaml"
@@ -148,7 +148,7 @@ publish: venv  ## copy a study that has run into docs/results, and make anew wha
 
 # What a page of findings says comes from docs/results; tests compare.
 pages: venv  ## write what is made of the docs: findings, figures, performance, lists and tables
-	$(IN_VENV) export PYTHONPATH=docs/code && python -m findings.pages && python -m published_figures && python -m performance && python -m performance_figures && python -m sizes && python -m model_families_table && python -m which_remedy && \
+	$(IN_VENV) export PYTHONPATH=docs/code && python -m findings.pages && python -m published_figures && python -m performance && python -m performance_figures && python -m sizes && python -m model_families_table && python -m which_remedy && python -m my_k3 && \
 		PYTHONPATH=docs/code:tests/fixtures python tests/chaos/chaos_tables.py
 
 rulegraph: venv  ## the rules as a picture, docs/assets/rulegraph.svg; needs dot, of Graphviz

@@ -68,7 +68,7 @@ class Case:
     beside: str = ""  # the preset whose clip and KL the framework has beside this mode
     moved: bool = True  # compared after an update; False: where one update a step is all there is
     value: bool = True  # whether the loss's value is compared, beside its gradient
-    rewards: Callable[[Batch], Tensor] | None = None  # [N], less a KL; the rewards themselves are the advantages
+    rewards: Callable[[Batch], Tensor] | None = None  # [N], minus a KL; the rewards themselves are the advantages
     gaps: bool = False  # whether the masks have gaps, as several turns give them
     scores: Scores | None = None  # in place of `run`, of a framework that replays a sampler's set
 

@@ -8,6 +8,7 @@ from typing import Any
 from docsite.claims import with_table
 from docsite.drawn import figure_files, with_figures
 from docsite.lists import indented
+from docsite.llms import llms_text, sections
 from docsite.mathml import Formulas
 from docsite.nav import expanded
 from docsite.outside import FOLDER, outside_pages, relinked
@@ -16,6 +17,12 @@ from docsite.reference import reference_pages
 ROOT = Path(__file__).resolve().parents[2]
 UNSEARCHED = ("results/", f"{FOLDER}/", "claims.md")
 """Pages whose words would bury the others in the search."""
+
+
+TEXTS: dict[str, str] = {}
+"""The Markdown of every page of this build, by its place."""
+PAGES: list[Any] = []
+"""The pages of this build's navigation, in its order."""
 
 
 def on_config(config: Any) -> Any:
@@ -48,12 +55,20 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str: 
         page.meta["search"] = {"exclude": True}
     markdown = with_figures(markdown, place)
     markdown = indented(markdown)
+    TEXTS[place] = markdown
     if place.startswith(f"{FOLDER}/"):
         return markdown
     if place == "claims.md":
         page.meta["hide"] = ["toc"]  # its table needs the width
-    markdown = relinked(markdown, f"docs/{place}", place, ROOT).replace("<details>", '<details markdown="1">')
+    markdown = relinked(markdown, f"docs/{place}", place, ROOT)
+    TEXTS[place] = markdown
+    markdown = markdown.replace("<details>", '<details markdown="1">')
     return with_table(markdown, ROOT) if place == "claims.md" else markdown
+
+
+def on_nav(nav: Any, config: Any, files: Any) -> None:  # noqa: ARG001
+    """Note the pages, for llms.txt; each has its title and its text later."""
+    PAGES[:] = nav.pages
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:  # noqa: ARG001
@@ -63,5 +78,12 @@ def on_post_page(output: str, page: Any, config: Any) -> str:  # noqa: ARG001
 
 
 def on_post_build(config: Any) -> None:
-    """Remove what the theme brings for the search of other languages."""
-    shutil.rmtree(Path(config.site_dir) / "assets/javascripts/lunr")
+    """Write every page as Markdown beside it, and llms.txt; remove the theme's search of other languages."""
+    site = Path(config.site_dir)
+    shutil.rmtree(site / "assets/javascripts/lunr")
+    for place, text in TEXTS.items():
+        (site / place).parent.mkdir(parents=True, exist_ok=True)
+        (site / place).write_text(text, encoding="utf-8")
+    index = llms_text(config.site_name, config.site_description, sections(PAGES))
+    (site / "llms.txt").write_text(index, encoding="utf-8")
+    TEXTS.clear()

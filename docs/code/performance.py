@@ -72,7 +72,7 @@ def logprobs() -> str:
 
 
 def memory() -> str:
-    """Memory of ours over more tokens, less the gradient, which is an output."""
+    """Memory of ours over more tokens, minus the gradient, which is an output."""
     sizes = sorted({int(row["tokens"]) for row in rows("logprobs_memory.csv")})
     cases = dict.fromkeys(row["case"] for row in rows("logprobs_memory.csv"))
     find = partial(value, "logprobs_memory.csv", "rest_mib")

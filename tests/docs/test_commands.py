@@ -126,7 +126,7 @@ def test_a_tutorial_runs_from_its_first_line_to_its_last(page: str, small: Workf
     for code in blocks(page, "python"):
         shown = small.run("python", "-c", code)
         assert shown.returncode == 0, shown.stderr
-        assert re.search(r"^dvp less naive: [+-]\d+\.\d \[", shown.stdout, re.MULTILINE)
+        assert re.search(r"^dvp minus naive: [+-]\d+\.\d \[", shown.stdout, re.MULTILINE)
     if page == TUTORIALS[2]:
         assert (results / "train/top_k_mis/seed0/metrics.jsonl").stat().st_size
         assert studies(page).keys() == {"studies/cooler.yaml", "studies/warm_starts.yaml"}

@@ -71,8 +71,8 @@ def test_the_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         for i in range(3)
     ]  # fmt: skip
     log.write(rows, settings, "1")
-    in_verls, install, command, comparison = commands(TUTORIAL)
-    assert in_verls.startswith('pip install ".[verl]"') and install == "pip install ."
+    install, _, in_verls, command, comparison = commands(TUTORIAL)
+    assert in_verls.startswith('pip install ".[verl]"') and install.startswith("pip install .")
     monkeypatch.setattr(sys, "argv", shlex.split(command))
     cli.main()
     assert Path("diagnosis.html").stat().st_size > 1000
@@ -81,6 +81,23 @@ def test_the_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     cli.main()
     assert "no detectable difference" in Path("change.html").read_text(encoding="utf-8")
     assert diagnose("tokens").measured.tokens == 6
+
+
+def test_the_curves_alone_give_the_answer_that_the_tutorial_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A k3 that rises from 0.012 by 2.5 % a step, as verl's file logger writes it."""
+    monkeypatch.chdir(tmp_path)
+    steps = [
+        {"step": at, "data": {"rollout_corr/k3_kl": 0.012 * 1.025**at, "critic/rewards/mean": 0.4}} for at in range(60)
+    ]
+    Path("metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+    _, command, *_ = commands(TUTORIAL)
+    monkeypatch.setattr(sys, "argv", shlex.split(command))
+    cli.main()
+    [shown] = [block for block in blocks(TUTORIAL, "text") if block.startswith("**Bad")]
+    assert capsys.readouterr().out.startswith(shown.strip())
+    assert Path("curves.html").stat().st_size > 1000
 
 
 def test_the_schema_names_every_column() -> None:

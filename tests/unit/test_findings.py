@@ -135,7 +135,7 @@ def test_no_result_is_typed(template: Path) -> None:
 
 def test_a_typed_result_is_seen() -> None:
     assert typed("DVP ends 44.6 points above naive") == ["44.6"]
-    assert typed('{{ row("DVP less naive", "+44.6 [+40.3, +49.0]") }}') == ["+44.6 [+40.3, +49.0]"]
+    assert typed('{{ row("DVP minus naive", "+44.6 [+40.3, +49.0]") }}') == ["+44.6 [+40.3, +49.0]"]
     assert typed("9 of 10 runs collapsed at 1e-4") == ["9", "10"]
     assert typed('At {{ rate("collapse") }} naive ends at {{ score("collapse", "naive").bare }}') == []
 

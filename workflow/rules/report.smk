@@ -35,6 +35,7 @@ rule summarise:
             for table in SHOWN
         ],
         more_tables=[f"{R}/tables/{table}" for table in tables if table not in SHOWN],
+        pdfs=[f"{R}/figures/{figure}.pdf" for figure in drawn],
     log:
         f"{R}/logs/summarise.log",
     conda:

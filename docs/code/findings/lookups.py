@@ -45,12 +45,12 @@ def score(study: str, arm: str) -> Number:
 
 
 def gain(study: str, arm: str) -> Number:
-    """The score less that of the untrained policy, in points; its p, where there is one, is by Holm over the arms."""
+    """The score minus that of the untrained policy, in points; its p, where there is one, is by Holm over the arms."""
     return _number(_arm(study, arm), "gain", "points")
 
 
 def difference(study: str, first: str, second: str) -> Number:
-    """The score of one arm less another's, in points, over seeds and problems."""
+    """The score of one arm minus another's, in points, over seeds and problems."""
     for row in _rows(study, "differences"):
         found = _number(row, "both", "points")
         if (row["first"], row["second"]) == (first, second):
@@ -220,7 +220,7 @@ def effect(line: Verdict) -> Number:
 
 
 def pooled(rate: float) -> tuple[Number, int]:
-    """DVP at 0.34/V less naive under vLLM's rounding at this learning rate: the mean over studies, and their number.
+    """DVP at 0.34/V minus naive under vLLM's rounding at this learning rate: the mean over studies, and their number.
 
     Each study counts once; the interval is over studies.
     """

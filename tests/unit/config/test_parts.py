@@ -181,7 +181,7 @@ def test_the_remedies_of_a_cause_are_its_arms_but_its_references() -> None:
     for cause in ("floor", "engine"):
         remedies = {arm for arm in arms if arm.startswith(f"{cause}_")} - {f"{cause}_naive", f"{cause}_control"}
         for reference in ("naive", "the matched control", "exact"):
-            assert len(remedies) == 10 and set(families[f"{cause}, less {reference}"]) == remedies
+            assert len(remedies) == 10 and set(families[f"{cause}, minus {reference}"]) == remedies
     harm = POOLS["remedies_k3"].families["what there was to remedy"]
     naive, control = ("floor_naive", "engine_naive"), ("floor_control", "engine_control")
     assert sorted((arm, one.minus) for one in harm.of for arm in one.chosen(arms)) == sorted(
@@ -201,7 +201,7 @@ def test_the_families_of_causes_are_those_of_its_header() -> None:
 def test_the_families_of_long_and_of_smollm2() -> None:
     remedies = ["fp8_token_tis", "fp8_mis", "fp8_geometric", "fp8_dvp"]
     families = compared("long")
-    assert families["harm"] == families["growth of harm, longest less shortest"] == ["fp8"]
+    assert families["harm"] == families["growth of harm, longest minus shortest"] == ["fp8"]
     assert families["remedies, and rounding"] == [*remedies, "naive"]
     assert compared("smollm2_fp8") == {"harm": ["fp8_naive"], "remedies": ["fp8_token_tis", "fp8_dvp"]}
 

@@ -1,7 +1,7 @@
 """A replayed sampling mask against an oracle in float64 that shares no code with the package.
 
 log p(y)/Σ_{a in S} p(a) on the sampler's set S, whose top-p, min-p and top-k are loops over sorted probabilities here.
-Its gradient is written by hand, y's one-hot less p on S, all over the temperature. `test_whole_rows.py` compares the
+Its gradient is written by hand, y's one-hot minus p on S, all over the temperature. `test_whole_rows.py` compares the
 chunked rows with the repository's own definitions instead.
 """
 

@@ -1,5 +1,6 @@
 """What the plan makes of its counts: what fits, where the engine lies, how a step's time goes with its sizes."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,12 @@ from tailrl.cli.command_line import run
 from tailrl.config.jobs import Run
 from tailrl.config.load import parse_study, read_study
 from tailrl.config.study import Study
-from tailrl.planning.machine import Machine, read_machine
+from tailrl.config.tasks.aime25 import Aime25Task
+from tailrl.planning.machine import Machine, machines, read_machine
 from tailrl.planning.memory import engine_memory, peak, place, training_memory
-from tailrl.planning.plan import StudyPlan, host_bytes, plan_page
+from tailrl.planning.plan import StudyPlan, evaluation_seconds, host_bytes, plan_page
 from tailrl.planning.shapes import KNOWN
-from tailrl.planning.times import sampling_seconds, step_seconds, update_seconds
+from tailrl.planning.times import sampling_seconds, step_floors, step_seconds, update_seconds
 from tailrl.planning.work import Work
 from tailrl.runtime.errors import StudyError
 
@@ -174,6 +176,45 @@ def test_devices_that_share_an_engine_read_a_slice_and_add_up() -> None:
     assert slow - sampling[1] == pytest.approx(100 * added / 1e9)
 
 
+# --- floors --------------------------------------------------------------------------------------------
+
+
+def test_a_floor_counts_the_least_operations_and_bytes() -> None:
+    """By hand: 28 layers of 15,728,640 entries and 151,936 x 1,024 of the embedding; 57,344 numbers cached a token."""
+    layers, embedding, cached = 440_401_920, 155_582_464, 2 * 57_344
+    floors = step_floors(SMALL, run_of(dtype="bfloat16"), WORK, H100)
+    rollout, update = floors["rollout"], floors["forward and backward"]
+    attended = 4 * 28 * 16 * 128 * 600
+    assert rollout.operations == 64_000 * (2 * (layers + embedding) + attended) + 2 * layers * 800
+    assert rollout.moved == 1000 * (2 * (layers + embedding) + 64 * cached * 600)
+    assert rollout.seconds(H100) == rollout.moved / 3.35e12
+    attention = 6 * 28 * 16 * 128 * 64 * 1100**2
+    assert update.operations == 6 * layers * (800 + 64 * 999) + attention + 6 * embedding * 64_000
+    assert update.seconds(H100) == update.operations / 989e12
+    assert floors["optimizer"].moved == 32 * SMALL.parameters, "AdamW reads five matrices and writes three"
+
+
+@pytest.mark.parametrize("machine", machines())
+def test_no_phase_is_planned_below_its_floor(machine: str) -> None:
+    for name in ("gpu", "paper"):
+        plan = StudyPlan(read_study(ROOT / f"studies/{name}.yaml"), read_machine(machine, None), 8)
+        for job in plan.jobs.values():
+            floors = {phase: floor.seconds(job.placed.machine) for phase, floor in job.floors.items()}
+            assert floors.keys() == job.seconds.keys()
+            assert all(0 < floors[phase] <= job.seconds[phase] * (1 + 1e-12) for phase in floors), floors
+
+
+def test_a_plan_says_what_arms_on_verl_need() -> None:
+    study = read_study(ROOT / "studies/night.yaml")
+    assert "verl" not in plan_page(StudyPlan(study, H100, 2))
+    given = study.model_dump(exclude_unset=True)
+    given["arms"]["dvp"]["training"] = {"backend": "verl"}
+    page = plan_page(StudyPlan(parse_study(given), H100, 2))
+    assert "verl trains dvp: an environment of its own" in page and "Ray with 2 GPUs" in page
+    # Three of verl's checkpoints: weights and moments in float32, and the policy in bfloat16.
+    assert f"  disk: {3 * 14 * KNOWN['Qwen/Qwen3-1.7B'].parameters / 1e9:,.1f} GB of verl's own checkpoints" in page
+
+
 # --- the page ----------------------------------------------------------------------------------------
 
 
@@ -183,6 +224,17 @@ def test_the_shipped_studies_fit_their_devices_at_every_length(response: int | N
     one = plan_page(StudyPlan(read_study(ROOT / "studies/gpu.yaml"), H100, 1, response=response))
     assert "of 80: it fits" in eight and "of 80: it fits" in one
     assert "it does not fit" in plan_page(StudyPlan(paper(), H100, 4, response=response))
+
+
+@pytest.mark.parametrize(("name", "machine", "hours"), [("afternoon", "4090", 5), ("night", "h100", 12)])
+def test_a_study_for_some_hours_fits_its_card_and_them(name: str, machine: str, hours: float) -> None:
+    """With every response as long as it may be, and its evaluation on AIME25."""
+    study = read_study(ROOT / f"studies/{name}.yaml")
+    plan = StudyPlan(study, read_machine(machine, None), 1)
+    evaluating = plan.policies * (evaluation_seconds(study, plan.machine) or math.inf)
+    assert not plan.refusal and (plan.training_seconds + evaluating) / 3600 < hours
+    assert isinstance(study.evaluation.task, Aime25Task)
+    assert StudyPlan(study, read_machine(machine, "12GB"), 1).refusal, "with half of the memory it does not"
 
 
 def test_a_micro_batch_of_four_times_the_tokens_does_not_fit_the_papers_study() -> None:
@@ -212,9 +264,11 @@ def test_a_plan_says_whose_speed_it_has(tmp_path: Path) -> None:
     """Another memory leaves the H100's speed, and the plan says so; a file has its own."""
     file = tmp_path / "card.yaml"
     file.write_text("{memory: 24e9, matmul: 165e12, bandwidth: 1.01e12}", encoding="utf-8")
-    small, card = (plan_page(StudyPlan(paper(), read_machine(*given), 8)) for given in ((None, "24GB"), (file, None)))
-    assert small.count("at the speed of H100 SXM") == 2 and "--machine FILE" in small
-    assert card.count(f"at the speed of the machine of {file}") == 2 and "--machine FILE" not in card
+    speeds = (read_machine(None, "24GB"), read_machine(str(file), None), read_machine("4090", None))
+    small, card, named = (plan_page(StudyPlan(paper(), machine, 8)) for machine in speeds)
+    assert small.count("at the speed of H100 SXM") == 2 and "--machine h100, h200" in small
+    assert card.count(f"at the speed of the machine of {file}") == 2 and "--machine h100" not in card
+    assert named.count("at the speed of RTX 4090") == 2
     assert small.startswith("paper: does not fit: ") and card.startswith("paper: does not fit: ")
 
 
@@ -255,12 +309,16 @@ def test_a_machine_is_read(tmp_path: Path) -> None:
     assert read_machine(None, None) == Machine()
     assert (read_machine(None, "40GB").memory, read_machine(None, "40 GiB").memory) == (40e9, 40 * 2**30)
     (tmp_path / "m.yaml").write_text("name: A100\nmatmul: 312.0e12\n", encoding="utf-8")
-    assert read_machine(tmp_path / "m.yaml", None).matmul == 312e12
+    assert read_machine(str(tmp_path / "m.yaml"), None).matmul == 312e12
+    assert (read_machine("L40S", None).memory, read_machine("l40s", "40GB").memory) == (48e9, 40e9)
+    assert read_machine("l40s", "40GB").matmul == 362e12 and not read_machine("laptop", None).gpu
+    with pytest.raises(StudyError, match=r"^--machine 5090: no file, and none of h100, h200, l40s, 4090, laptop$"):
+        read_machine("5090", None)
     with pytest.raises(StudyError, match=r"--memory 80: write it as 80GB or 80GiB"):
         read_machine(None, "80")
     (tmp_path / "m.yaml").write_text("matmull: 1.0\n", encoding="utf-8")
     with pytest.raises(StudyError, match=r"matmull is not a known key \(did you mean 'matmul'\?\)"):
-        read_machine(tmp_path / "m.yaml", None)
+        read_machine(str(tmp_path / "m.yaml"), None)
 
 
 @pytest.mark.parametrize(("memory", "code"), [("80GB", 0), ("24GB", 1)])

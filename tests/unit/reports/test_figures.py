@@ -165,7 +165,7 @@ def test_curves_have_a_band_and_scores_an_interval() -> None:
     ax, *_ = evaluation_figure().axes
     lines = [part for part in ax.collections if isinstance(part, LineCollection)]
     ends = {tuple(np.round(np.sort(segment[:, 0]), 9)) for part in lines for segment in part.get_segments()}
-    assert (0.5, 1.1) in ends, "of an arm: its score less 0.1 to its score plus 0.5"
+    assert (0.5, 1.1) in ends, "of an arm: its score minus 0.1 to its score plus 0.5"
 
 
 def hidden(figure: Figure, ax: Axes, arms: Sequence[str], least: int = 10) -> list[str]:

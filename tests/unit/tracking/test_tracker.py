@@ -3,7 +3,9 @@
 import json
 import math
 import os
+import re
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -231,7 +233,15 @@ def test_wandb_is_offline_unless_it_is_told_otherwise(tmp_path: Path, monkeypatc
         "my_study-dvp-seed1-0a1b2c3d",
     ]
     assert written.stem.startswith("run-my_study-dvp-seed0-")
-    assert written.stat().st_size > 0
+    shown = subprocess.run(
+        [sys.executable, "-m", "wandb", "leet", "inspect", "--summary", written],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert re.search(r"^run +dvp-seed0 \(my_study-dvp-seed0-", shown, re.MULTILINE)
+    summary = shown.partition("\nsummary\n")[2].splitlines()
+    assert [line.rsplit(maxsplit=1)[0].strip() for line in summary[:2]] == ["At a glance/k3", "At a glance/reward"]
 
 
 @pytest.mark.parametrize("key", slow_but(("short", None), ("0" * 40, "short", None)))

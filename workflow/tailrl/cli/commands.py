@@ -59,7 +59,9 @@ def plan(
     study: Annotated[str, Argument(metavar="STUDY", help="a study file", show_default=False)],
     gpus: Annotated[int, Option(parser=units, metavar="N", help="devices that share a job")] = 1,
     memory: Annotated[str | None, Option(help="of a device, such as 80GB; else an H100's")] = None,
-    machine: Annotated[Path | None, Option(help="YAML of a device's throughputs and memory; else an H100's")] = None,
+    machine: Annotated[
+        str | None, Option(help="4090, l40s, h100, h200 or laptop, or YAML of a device's throughputs; else an H100's")
+    ] = None,
     prompt: Annotated[int, Option(parser=tokens, metavar="N", help="tokens of a prompt")] = 200,
     response: Annotated[
         int | None, Option(parser=tokens, metavar="N", help="tokens of a response; else max_new_tokens")
@@ -75,6 +77,20 @@ def plan(
     print("\n".join(map(plan_page, plans)), end="")
     if any(plan.refusal for plan in plans):
         raise Exit(1)
+
+
+def progress(
+    study: Annotated[str, Argument(metavar="STUDY", help="a study file that runs, or has run", show_default=False)],
+    results: Annotated[Path, Option(metavar="FOLDER", help="where the studies' results lie")] = Path("results"),
+) -> None:
+    """Say what is done of a study that runs, and estimate the time left."""
+    import time
+
+    from tailrl.config.load import read_study
+    from tailrl.planning.progress import progress_page
+
+    for part in read_study(study).each().values():
+        print(progress_page(part, results / part.name, time.time()), end="")
 
 
 def schema(
@@ -533,7 +549,7 @@ def dashboard(results: Folder) -> None:
 
 
 HELP_GROUPS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Study": (check, plan, schema, metrics, download),
+    "Study": (check, plan, progress, schema, metrics, download),
     "Results": (demo, diagnose, explain, watch, probe, card, claims, dashboard),
 }
 """The help's groups of commands, in order."""

@@ -27,6 +27,7 @@ from tailrl.config.jobs import Evaluation, Problems, Run
 from tailrl.config.merging import merged
 from tailrl.config.messages import near, sentences
 from tailrl.config.policy import MADE_MODELS, Policy, PretrainedPolicy, ScratchPolicy, lacking, lies
+from tailrl.config.pooled import BASE_ARM as BASE_ARM
 from tailrl.config.pooled import Pool
 from tailrl.config.results import FOLDERS, collision
 from tailrl.config.sampler import ExactSettings, SamplerSettings
@@ -46,9 +47,6 @@ MOST_RESPONSES_A_STEP = 1_000_000
 
 MOST_TOKENS_A_STEP = 10_000_000_000
 """Of the same: the log-probs and records of so many take hundreds of gigabytes."""
-
-BASE_ARM = "base"
-"""The arm of the untrained policy: it is evaluated, never trained."""
 
 SAMPLED = ("temperature", "max_new_tokens", "token_budget", "rollout_timeout", "dtype")
 """Fields of `training` that the comparison of distributions takes too."""

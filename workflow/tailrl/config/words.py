@@ -34,6 +34,40 @@ def describe_remedy(arm: ArmBlocks) -> str:
     return "; ".join(clause for clause in clauses if clause not in (ALL_TOKENS, UNWEIGHTED))
 
 
+def short_remedy(arm: ArmBlocks) -> str:
+    """An arm's remedies by the names that papers use, `naive` without any; details are left out."""
+    vocabulary, correction = arm.vocabulary, arm.correction
+    parts = []
+    if vocabulary.prunes:
+        rule = vocabulary.rule.replace("_", "-")
+        pruned = "DVP" if rule == "min-p" else f"pruning by {rule}"
+        at = (
+            " with an adaptive ρ"
+            if vocabulary.adapts
+            else f" at ρ = {vocabulary.rho}"
+            if isinstance(vocabulary, ByRho)
+            else ""
+        )
+        parts.append(pruned + at + ("" if vocabulary.side == "both" else f" ({vocabulary.side})"))
+    if correction.token != "none":
+        parts.append(f"token {correction.token.upper()}")
+    if correction.sequence != "none":
+        name = correction.sequence
+        parts.append(
+            "rejection" if name.startswith("reject") else "MIS" if name == "mis" else f"sequence {name.upper()}"
+        )
+    if correction.reject:
+        parts.append("rejection")
+    if correction.centering != "none":
+        parts.append("score centering")
+    if correction.vetoes and not parts:
+        parts.append("a veto")
+    if arm.clip:
+        parts.append(f"{arm.clip.loss.upper()} ({arm.clip.ratio})")
+    named = " + ".join(parts) or "naive"
+    return named if arm.estimator == "rloo" else f"{named}, {arm.estimator.upper()}"
+
+
 def dose(arm: ArmBlocks) -> str:
     """The engine and its mismatch in words."""
     return ", ".join([describe_sampler(arm.sampler), *(describe_disturbance(arm.disturbance) or ["undisturbed"])])

@@ -1,8 +1,8 @@
 """The mismatch by lag and by depth.
 
-A response's lag is its step less the version of the weights that sampled it. At lag 0 both sides have the same weights,
-so what differs there is the engine's floor. At other lags staleness comes on top. A token's depth is its place in the
-response, from 1: what grows with it comes from caches, positions or errors that add up.
+A response's lag is its step minus the version of the weights that sampled it. At lag 0 both sides have the same
+weights, so what differs there is the engine's floor. At other lags staleness comes on top. A token's depth is its place
+in the response, from 1: what grows with it comes from caches, positions or errors that add up.
 
 With ℓ = log π_train − log π_infer of a sampled token, in nats. Sums are exact. Quantiles come from a histogram of ℓ,
 whose bins are 1 % wide. So memory does not grow with the log.

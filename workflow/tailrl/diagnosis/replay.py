@@ -172,7 +172,8 @@ class Replay:
     """Adds up what each remedy does to the parts of a log.
 
     Where the log has the trainer's log-probs from the update's begin (`recomputed`), Δ is of these, and a remedy may
-    judge how far the trainer moved since. Without advantages, a response's reward less the mean reward stands for them.
+    judge how far the trainer moved since. Without advantages, a response's reward minus the mean reward stands for
+    them.
     """
 
     def __init__(self) -> None:
@@ -238,7 +239,7 @@ class Replay:
 
 
 def _cosine(sums: dict[str, float], whole: dict[str, float]) -> float:
-    """By advantages, or else by rewards less their mean over responses.
+    """By advantages, or else by rewards minus their mean over responses.
 
     With a value a, A = a − m: the sums of w A², w² A² and A² follow from those of a² and a.
     """

@@ -46,7 +46,7 @@ class Routing:
     def margins(self) -> Tensor:
         """How close each router is to another choice: [L, P], nats; infinite where a token gets every expert.
 
-        The logit of the last chosen expert less that of the first not chosen: the log of the ratio of their
+        The logit of the last chosen expert minus that of the first not chosen: the log of the ratio of their
         probabilities. A router's choice changes only where an error of its logits exceeds that.
         """
         logits_LPE = torch.stack([self.logits[layer] for layer in sorted(self.logits)])

@@ -104,21 +104,20 @@ REDUCTIONS = {"sum": sequence_sum, "mean": sequence_mean, "max": sequence_max}
 def largest_kept(value_T: Tensor, limit: float, share_T: Tensor | None = None) -> float:
     """The value up to which tokens are kept, so that their mean is at most `limit`; the smallest one is kept always.
 
+    Infinite where all are kept: a later update moves values beyond the largest one, and nothing was to be dropped.
     M2PO with k2 and half its limit of (log r)² (arXiv 2510.01161; AReaL 1.0.4, `_get_m2po_loss_mask`): the largest
     values are dropped one by one until the mean of the others is small enough. Tokens of equal value stay together.
 
     Args:
-        value_T: [T], of no sign; empty: nothing is dropped.
+        value_T: [T], none negative.
         limit: of the mean.
         share_T: [T], how often each value occurs; None: once.
     """
-    if not len(value_T):
-        return math.inf
     sorted_T, order_T = value_T.double().sort()
     count_T = torch.ones_like(sorted_T) if share_T is None else share_T.double()[order_T]
     mean_T = (count_T * sorted_T).cumsum(0) / count_T.cumsum(0)
     fitting = int((mean_T <= limit).sum().item())  # means of sorted values never fall
-    return sorted_T[max(fitting, 1) - 1].item()
+    return math.inf if fitting == len(sorted_T) else sorted_T[max(fitting, 1) - 1].item()
 
 
 def falls(rule: Rejection, value_X: Tensor, advantage_X: Tensor | None) -> Tensor:

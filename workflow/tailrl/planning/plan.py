@@ -8,10 +8,10 @@ from tailrl.config.jobs import Run
 from tailrl.config.study import MIXTURE, Study
 from tailrl.config.tasks.aime25 import Aime25Task
 from tailrl.config.training import Training
-from tailrl.planning.machine import IN_FLIGHT, Machine
+from tailrl.planning.machine import IN_FLIGHT, Machine, machines
 from tailrl.planning.memory import Placed, in_flight, peak, place
 from tailrl.planning.shapes import Shape, known_shape, shape_of
-from tailrl.planning.times import sampling_seconds, step_seconds
+from tailrl.planning.times import Floor, sampling_seconds, step_floors, step_seconds
 from tailrl.planning.work import Work, work_of
 from tailrl.runtime.errors import ConfigurationError
 
@@ -32,6 +32,7 @@ class Job:
     work: Work  # a device's share of a step
     placed: Placed
     seconds: dict[str, float]  # of a step, by phase
+    floors: dict[str, Floor]
 
     @property
     def step(self) -> float:
@@ -45,7 +46,8 @@ def plan_job(
     """An arm's job on devices that share it; lengths as `StudyPlan` has them."""
     work = work_of(run.training, prompt, response, devices)
     placed = place(shape, run, work, machine, devices)
-    return Job(run, work, placed, step_seconds(shape, run, work, placed.machine, devices))
+    seconds = step_seconds(shape, run, work, placed.machine, devices)
+    return Job(run, work, placed, seconds, step_floors(shape, run, work, placed.machine, devices))
 
 
 @dataclass(frozen=True)
@@ -186,11 +188,12 @@ def plan_page(plan: StudyPlan) -> str:
     ]
     lines += _sizes(plan.shape, jobs[slowest], plan.devices)
     lines += ["", f"memory of a device, GB (arm {plan.fullest}; a GB is 10^9 bytes)", *_memory(jobs[plan.fullest])]
-    lines += ["", f"seconds of a step (arm {slowest}), at the speed of {machine.name}"]
-    lines += _rows(jobs[slowest].seconds | {"a step": jobs[slowest].step}, 1)
+    lines += ["", f"seconds of a step (arm {slowest}), at the speed of {machine.name}, beside the floor: the least"]
+    lines += ["floating-point operations and bytes, at the rates of its data sheet", *_steps(jobs[slowest])]
     if machine.name == Machine().name:
-        lines += ["  on another device the rollout takes longer as its bandwidth is less, forward and backward as its"]
-        lines += ["  matmul is less: a file with these, --machine FILE, has the plan use them"]
+        lines += [f"  --machine {', '.join(machines())} or a file: another machine's speed"]
+    if by_verl := [arm for arm, job in jobs.items() if job.run.training.backend == "verl"]:
+        lines += ["", *_by_verl(plan, by_verl)]
     return "\n".join([*lines, "", *_whole(plan), "", *_assumed(plan)]) + "\n"
 
 
@@ -219,6 +222,33 @@ def _memory(job: Job) -> Iterator[str]:
         where = f"of each of the {sampler.sharing} that share one" if sampler.sharing > 1 else "of it"
         yield f"  vLLM has {sampler.reserved:.0%} {where}, with room for {machine.in_flight} sequences in flight"
         yield "  vLLM sleeps while the trainer works: the fuller half of a step counts"
+
+
+def _steps(job: Job) -> Iterator[str]:
+    """A line for each phase: seconds, those of its floor, and what the floor counts."""
+    yield f"  {'':<22}{'planned':>10}{'floor':>10}{'times':>8}{'10^12 op.':>11}{'GB moved':>10}"
+    floors = {name: floor.seconds(job.placed.machine) for name, floor in job.floors.items()}
+    seconds, least = job.seconds | {"a step": job.step}, floors | {"a step": sum(floors.values())}
+    phases = job.floors.values()
+    whole = Floor(sum(phase.operations for phase in phases), sum(phase.moved for phase in phases))
+    for name, floor in (job.floors | {"a step": whole}).items():
+        times = seconds[name] / least[name]
+        yield (
+            f"  {name:<22}{seconds[name]:>10.2f}{least[name]:>10.2f}{times:>8.1f}{floor.operations / 1e12:>11,.1f}"
+            f"{floor.moved / 1e9:>10,.1f}"
+        )
+
+
+def _by_verl(plan: StudyPlan, arms: list[str]) -> Iterator[str]:
+    """What arms that verl trains need besides."""
+    kept = max(2, plan.study.training.keep_checkpoints) + 1
+    # verl saves weights and moments in float32, and the policy in bfloat16 as Hugging Face has it.
+    saved = kept * (checkpoint_bytes(plan.shape, plan.study.training) + 2 * plan.shape.parameters) / 1e9
+    yield f"verl trains {', '.join(arms)}: an environment of its own with vLLM (envs/verl.txt; TAILRL_VERL_PYTHON)"
+    yield f"  Ray with {plan.devices} GPUs, started on this machine, or one that RAY_ADDRESS names"
+    yield f"  disk: {saved:,.1f} GB of verl's own checkpoints for each job, which are removed when it has finished"
+    yield "  time: verl scores each response once more before its update, a third of forward and backward"
+    yield "  memory: as above, with a bfloat16 trainer; verl's own allocations were not measured"
 
 
 def _whole(plan: StudyPlan) -> Iterator[str]:

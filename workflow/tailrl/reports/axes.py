@@ -222,6 +222,13 @@ def save_svg(figure: Figure, path: Path) -> None:
     path.write_text(svg_of(figure), encoding="utf-8")
 
 
+def save_svg_and_pdf(figure: Figure, path: Path) -> None:
+    """Write the figure as SVG, and as PDF beside it; without dates, so that the same figure gives the same bytes."""
+    save_svg(figure, path)
+    with style():
+        figure.savefig(path.with_suffix(".pdf"), metadata={"CreationDate": None, "Creator": None, "Producer": None})
+
+
 def svg_of(figure: Figure) -> str:
     """The figure as SVG, without the date: the same figure gives the same bytes."""
     file = io.StringIO()

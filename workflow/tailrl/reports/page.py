@@ -46,11 +46,12 @@ render = renderer(
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """A figure: its SVG file, its caption, and the paths of its tables, relative to the page."""
+    """A figure: its SVG file, its caption, and the paths of its tables and of itself as files, relative to the page."""
 
     path: Path
     caption: str
     tables: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

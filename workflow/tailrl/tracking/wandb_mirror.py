@@ -26,8 +26,10 @@ from tailrl.config.jobs import Run
 from tailrl.runtime.errors import reason, say
 from tailrl.runtime.seeding import derive_seed
 from tailrl.tracking.alarm import RunAlarms
-from tailrl.tracking.metrics import STEP
+from tailrl.tracking.metrics import K3_UNMASKED, REWARD, STEP
 
+# W&B's pages and `wandb leet` order metrics by name: these copies come first.
+AT_A_GLANCE = {"At a glance/reward": REWARD, "At a glance/k3": K3_UNMASKED}
 FINISH_SECONDS = 60  # that a mirror may take after a job's last step
 POLL_SECONDS = 0.5
 # Variables WANDB_... by which a sweep or a launched run would replace the name of ours.
@@ -99,7 +101,8 @@ def mirror_run(record: Mapping[str, Any], points: Iterator[Mapping[str, float | 
             if number >= run.starting_step:
                 run.alert(title=f"{alarm.name} at step {number}", text=f"{alarm.says}. {alarm.do}", level="WARN")
         if number >= run.starting_step:
-            run.log({key: math.nan if value is None else value for key, value in point.items()}, step=number)
+            shown = {**{name: point[key] for name, key in AT_A_GLANCE.items() if key in point}, **point}
+            run.log({key: math.nan if value is None else value for key, value in shown.items()}, step=number)
     return run
 
 

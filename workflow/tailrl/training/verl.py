@@ -151,18 +151,18 @@ def _train(
     file = folder / f"metrics-{len([*folder.glob('metrics-*.jsonl')]):03d}.jsonl"
     output = folder / "output.txt"
     say(f"arm {run.arm}, seed {job.seed}: verl trains from step {begun}; what it says is in {output}")
-    environment = {**os.environ, "VERL_FILE_LOGGER_PATH": str(file.resolve())}
-    recorded = list(earlier)
+    recorded, end = list(earlier), 0
     with Tracker(run, job.seed, out, wandb_folder, earlier) as tracker:
 
         def look() -> None:
-            points = _read_points(file) if file.is_file() else {}
-            for step in sorted(points)[len(recorded) - len(earlier) :]:
+            nonlocal end
+            points, end = _read_points(file, end)
+            for step in sorted(points):
                 recorded.append(_metrics_of(job, folder, step, points[step]))
                 tracker.log(recorded[-1])
 
         command = [python, "-m", "verl.trainer.main_ppo", *_lines(job, folder, file, devices)]
-        code = 0 if begun >= run.training.steps else run_beside(command, environment, output, look)
+        code = 0 if begun >= run.training.steps else run_beside(command, os.environ, output, look)
     if code < 0:
         # A process that was killed is started once more, and goes on from its last checkpoint.
         say(f"arm {run.arm}, seed {job.seed}: verl was ended by signal {-code}; all that it said is in {output}")
@@ -187,20 +187,30 @@ def _read_older(folder: Path) -> dict[int, Mapping[str, float]]:
     """verl's metrics of earlier processes by step: of a step that was repeated the last."""
     points: dict[int, Mapping[str, float]] = {}
     for file in sorted(folder.glob("metrics-*.jsonl")):
-        points |= _read_points(file)
+        points |= _read_points(file)[0]
     return points
 
 
-def _read_points(file: Path) -> dict[int, Mapping[str, float]]:
-    """verl's metrics in a file by step, of the lines that are whole; a validation alone is no step."""
-    lines = file.read_text(encoding="utf-8").split("\n")[:-1]
-    points = [parse_object(line, file) for line in lines]
+def _read_points(file: Path, start: int = 0) -> tuple[dict[int, Mapping[str, float]], int]:
+    """verl's metrics in a file by step, from a byte on; a validation alone is no step.
+
+    Returns:
+        The metrics of the lines that are whole, and the byte behind them, where the next look goes on. Nothing where
+        there is no file yet.
+    """
+    if not file.is_file():
+        return {}, start
+    with file.open("rb") as opened:
+        opened.seek(start)
+        whole, _, _ = opened.read().rpartition(b"\n")
+    points = [parse_object(line, file) for line in whole.decode().split("\n") if line]
     # A number that is not finite is null in verl's file.
-    return {
+    found = {
         point["step"]: {name: value for name, value in point["data"].items() if value is not None}
         for point in points
         if "actor/lr" in point["data"]
     }
+    return found, start + len(whole) + bool(whole)
 
 
 def _lines(job: Job, folder: Path, metrics_file: Path, devices: int) -> list[str]:
@@ -219,7 +229,6 @@ def _lines(job: Job, folder: Path, metrics_file: Path, devices: int) -> list[str
             f"training: an update has {responses} responses, which {devices} ranks cannot share equally"
         )
     epochs = math.ceil(training.steps / batches) + 1
-    variables = "+ray_kwargs.ray_init.runtime_env.env_vars"
     return [
         *train_lines(run, job.vocabulary_size, job.seed),
         f"+tailrl.log.folder={quoted((folder / 'tokens').resolve())}",
@@ -247,7 +256,8 @@ def _lines(job: Job, folder: Path, metrics_file: Path, devices: int) -> list[str
         f"trainer.project_name={run.study}",
         f"trainer.experiment_name={run.arm}-seed{job.seed}",
         "trainer.resume_mode=auto",
-        f"{variables}.VERL_FILE_LOGGER_PATH={quoted(metrics_file.resolve())}",
+        # verl's logger is in one of Ray's workers, which may lie on another machine and not see our own variables.
+        f"+ray_kwargs.ray_init.runtime_env.env_vars.VERL_FILE_LOGGER_PATH={quoted(metrics_file.resolve())}",
         f"trainer.default_local_dir={quoted((folder / 'checkpoints').resolve())}",
         *training.verl_overrides,
     ]

@@ -54,7 +54,7 @@ def test_contrast_of_an_ablation(make_study: Callable[..., tuple[Study, Path]], 
     p, adjusted = ([float(row[name]) for row in found] for name in ("p", "p_holm"))
     assert adjusted == pytest.approx(list(holm(p)))
     text = (tmp_path / "ablations" / "dose.md").read_text()
-    assert text.count("Held-out avg@k of dvp less that of naive at a value, less the same difference at 0.0") == 1
+    assert text.count("Held-out avg@k of dvp minus that of naive at a value, minus the same difference at 0.0") == 1
     assert text.count("\n- dvp, naive: 0.0") == 2
 
 

@@ -1,16 +1,16 @@
-"""The three sentences against results made by hand: each outcome, one seed, arms that are not there."""
+"""The opening sentences against results made by hand: each outcome, one seed, arms that are not there."""
 
 import math
 from dataclasses import replace
 
 import pytest
-from claims_fixture import DVP, DVP_MIS, EXACT, NAIVE, NOISE, Made, around, falling, line_of, made, results_of
+from claims_fixture import DVP, DVP_MIS, EXACT, MATCHED, NAIVE, NOISE, Made, around, falling, line_of, made, results_of
 
 from tailrl.artifacts.claims import Verdict
 from tailrl.artifacts.results import Results
 from tailrl.claims.finding import CONTRADICTED, REPRODUCED, UNDECIDED
 from tailrl.reports import arm_pairs
-from tailrl.reports.overview.message import effects, three_sentences
+from tailrl.reports.overview.message import effects, opening
 from tailrl.reports.overview.verdicts import judge
 from tailrl.reports.scores.numbers import Comparison, compare_arms, gains_over_base
 from tailrl.stats.tests import Difference
@@ -19,10 +19,10 @@ NOISY = "exact in float32, disturbed sampler: noise of 0.5 nats"
 NAN = math.nan
 
 
-def said(**arms: Made) -> tuple[str, str, str]:
+def said(**arms: Made) -> tuple[str, ...]:
     results = results_of(**arms)
     compared = compare_arms(results, arm_pairs.references(results))
-    return three_sentences(results, gains_over_base(results), compared, judge(results))
+    return opening(results, gains_over_base(results), compared, judge(results))
 
 
 def noisy(remedy: dict[str, object], **numbers: list[float]) -> Made:
@@ -30,41 +30,77 @@ def noisy(remedy: dict[str, object], **numbers: list[float]) -> Made:
 
 
 def scored(first: float, second: float, width: float = 0.01, seeds: int = 8) -> dict[str, Made]:
-    """Naive and DVP under one mismatch, with these scores."""
+    """Naive and DVP under one made mismatch, with these scores."""
     return {
         "naive": noisy(NAIVE, score=around(first, width, seeds)),
         "dvp": noisy(DVP, score=around(second, width, seeds)),
     }
 
 
-def test_a_decided_difference_has_its_scores_interval_and_dose() -> None:
+DVP_WORDS, NAIVE_WORDS = "DVP at ρ = e-5 (`dvp`)", "naive (`naive`)"
+
+
+def test_a_decided_difference_has_its_mismatch_its_remedies_in_words_and_its_scores() -> None:
     first, second, third = said(**scored(0.4, 0.7))
-    assert first.startswith("`dvp` ends above `naive` on held-out problems: 70.0 % against 40.0 %, +30.0 [+29.")
-    assert f"] points ({NOISY}). For these arms the claim “DVP ends above naive” is reproduced." in first
+    assert first.startswith(
+        f"Under a made mismatch ({NOISY}), {DVP_WORDS} ends above {NAIVE_WORDS} on held-out problems: "
+        "70.0 % against 40.0 %, +30.0 [+29."
+    )
+    assert first.endswith("] points.") and "construction" not in first
     assert second.startswith("Against the untrained policy's 50.0 %: `naive` below, -10.0 [")
     assert third == "The size of the mismatch was not recorded."
+    assert (
+        f"{DVP_WORDS} ends below {NAIVE_WORDS} on held-out problems: 40.0 % against 70.0 %, -30.0 ["
+        in said(**scored(0.7, 0.4))[0]
+    )
 
 
-def test_the_opposite_of_a_claim_is_said() -> None:
-    first, *_ = said(**scored(0.7, 0.4))
-    assert first.startswith("`dvp` ends below `naive` on held-out problems: 40.0 % against 70.0 %, -30.0 [")
-    assert first.endswith("For these arms the claim “DVP ends above naive” is contradicted.")
+def test_the_engines_own_mismatch_comes_first_and_each_kind_has_its_sentence() -> None:
+    own = {"own": made(NAIVE, score=around(0.6, 0.01)), "own_dvp": made(DVP, score=around(0.601, 0.01))}
+    control = made({**EXACT, **MATCHED}, score=around(0.65, 0.01))
+    exact = made(EXACT, score=around(0.6, 0.01))
+    natural, dialled, clean, _ = said(**scored(0.4, 0.7), **own, control=control, exact=exact)
+    assert natural.startswith("Under the engines' own mismatch (vllm in bfloat16, undisturbed), the arms end level, ")
+    assert "within 5 points: DVP at ρ = e-5 (`own_dvp`) minus naive (`own`), +0.1 [" in natural
+    assert dialled.startswith("Under a made mismatch (") and f"{DVP_WORDS} ends above" in dialled
+    assert ". Naive (`naive`) ends below naive, matched control (`control`), -25.0 [" in dialled
+    assert clean.startswith(
+        "Under no mismatch, naive, matched control (`control`) ends above naive, no mismatch (`exac"
+    )
+
+
+@pytest.mark.parametrize(
+    ("rho", "floor", "where", "wins"),
+    [("0.34/V", 0.03, "sampler", True), ("0.02/V", 0.03, "sampler", False), ("e-13", 0.03, "sampler", False),
+     ("0.34/V", 0.03, "both", False)],
+)  # fmt: skip
+def test_what_wins_by_construction_is_said(rho: str, floor: float, where: str, wins: bool) -> None:
+    """Of V tokens a floor η gives each at least η/V; a threshold above that keeps them from being sampled."""
+    dialled = {**EXACT, "disturbance": {"floor": floor, "side": where}}
+    arms = {
+        "naive": made(dialled, score=around(0.4, 0.01)),
+        "dvp": made({**dialled, "vocabulary": {"rule": "min_p", "rho": rho}}, score=around(0.7, 0.01)),
+    }
+    words = ", by construction: its threshold lies above the floor, so it samples no random token."
+    assert words in said(**arms)[0] if wins else "construction" not in said(**arms)[0]
+    lower = {**arms, "dvp": (arms["dvp"][0], {"score": around(0.2, 0.01)})}
+    assert "construction" not in said(**lower)[0], "an arm that loses wins nothing"
 
 
 @pytest.mark.parametrize("gap", [0.02, 0.0])
 def test_a_wide_interval_is_never_no_difference(gap: float) -> None:
     first, *_ = said(**scored(0.5, 0.5 + gap, width=0.3, seeds=3))
-    assert first.startswith("The difference in held-out score is not decided: `dvp` less `naive`, ")
-    assert f"against 50.0 %, {100 * gap:+.1f} [-" in first
+    start = f"Under a made mismatch ({NOISY}), no arm is shown to end above or below another: "
+    assert first.startswith(f"{start}{DVP_WORDS} minus {NAIVE_WORDS}, {100 * gap:+.1f} [-")
     for sentence in said(**scored(0.5, 0.5 + gap, width=0.3, seeds=3)):
-        assert "no difference" not in sentence.lower() and "no effect" not in sentence.lower()
-        assert "no detectable" not in sentence.lower()
+        for words in ("no difference", "no effect", "no detectable", "level"):
+            assert words not in sentence.lower()
 
 
 def test_a_single_seed_decides_nothing() -> None:
     first, second, _ = said(**scored(0.2, 0.9, width=0.0, seeds=1))
-    assert first.startswith("Nothing is decided between arms: a single seed, or seeds that agree, do not show how much")
-    assert first.endswith(f"The difference is `dvp` less `naive`: 90.0 % against 20.0 %, +70.0 points ({NOISY}).")
+    assert f"({NOISY}), nothing is decided where a single seed, or seeds that agree, do not show how much" in first
+    assert first.endswith(f"{DVP_WORDS} minus {NAIVE_WORDS}, 90.0 % against 20.0 %, +70.0 points.")
     assert "`dvp` not decided, +40.0 points" in second
 
 
@@ -78,8 +114,10 @@ def test_without_a_naive_arm_the_first_one_is_the_reference() -> None:
     """No claim speaks of the pair: the table of differences decides."""
     first, *_ = said(mis=made(DVP_MIS, score=around(0.4, 0.01)), tis=made({"correction": {"token": "tis"}},
                      score=around(0.6, 0.01)))  # fmt: skip
-    assert first.startswith("`tis` ends above `mis` on held-out problems: 60.0 % against 40.0 %, +20.0 [")
-    assert first.endswith("(vllm in bfloat16, undisturbed).")
+    assert first.startswith(
+        "Under the engines' own mismatch (vllm in bfloat16, undisturbed), token TIS (`tis`) ends above DVP at ρ = e-5 "
+        "+ MIS (`mis`) on held-out problems: 60.0 % against 40.0 %, +20.0 ["
+    )
 
 
 @pytest.mark.slow  # the tests beside it, with fewer arms
@@ -89,17 +127,15 @@ def test_the_other_differences_are_named_or_counted() -> None:
     for number, (name, dose) in enumerate(doses.items()):
         arms[name] = made(dose, score=around(0.5, 0.01))
         arms[f"dvp_{name}"] = made({**dose, **DVP}, score=around(0.9 - 0.1 * number, 0.01))
-    _, second, _ = said(**arms)
-    assert second.startswith("Also decided: `dvp_floor2` above `floor2`, +30.0 [") and "`dvp_floor3` above" in second
-    wide = {f"more{n}": made({**EXACT, **NOISE, **DVP}, score=around(0.5 + n / 50, 0.4)) for n in range(6)}
-    wide_alone = said(naive=noisy(NAIVE, score=around(0.5, 0.4)), **wide)
-    assert wide_alone[0].startswith(
-        "The largest difference in held-out score is not decided: `more5` less `naive`, 60.0 %"
-    )
-    _, second, _ = said(**arms, naive=noisy(NAIVE, score=around(0.5, 0.4)), **wide)
-    assert "Not decided: 6 others. Their 95 % intervals reach from -" in second
-    _, second, _ = said(**arms, naive=noisy(NAIVE, score=around(0.5, 0.4)), more0=wide["more0"], more1=wide["more1"])
-    assert "Not decided: `more1` less `naive`; `more0` less `naive`. Their 95 % intervals" in second
+    first, _ = said(**arms)
+    assert first.startswith("Under a made mismatch, DVP at ρ = e-5 (`dvp_floor1`) ends above naive (`floor1`) on held-")
+    assert "(`dvp_floor2`) ends above naive (`floor2`), +30.0 [" in first and "(`dvp_floor3`) ends above" in first
+    few = {f"more{n}": made({**EXACT, **NOISE, **DVP}, score=around(0.5 + n / 50, 0.4)) for n in range(3)}
+    assert ". Not decided: " in said(**arms, naive=noisy(NAIVE, score=around(0.5, 0.4)), **few)[0]
+    wide = {f"more{n}": made({**EXACT, **NOISE, **DVP}, score=around(0.5 + n / 50, 0.4)) for n in range(7)}
+    counted, _ = said(naive=noisy(NAIVE, score=around(0.5, 0.4)), **wide)
+    assert "no arm is shown to end above or below another: 7 differences, with 95 % intervals from -" in counted
+    assert "points; the largest is DVP at ρ = e-5 (`more6`) minus naive (`naive`), +11.7 [" in counted
 
 
 def test_the_mismatch_and_the_collapses() -> None:
@@ -108,7 +144,7 @@ def test_the_mismatch_and_the_collapses() -> None:
         "exact": made(EXACT, unmasked=[0.0] * 3, reward=falling(None, None, None)),
     }
     size = "The mismatch (mean k3 between sampler and trainer) is "
-    assert said(**arms)[2] == (
+    assert said(**arms)[-1] == (
         f"{size}1.3 nats a token in `naive`, the most, and 0 in `exact`, the least. "
         "Collapsed runs: 1 of 3 in `naive`; none elsewhere."
     )
@@ -142,9 +178,9 @@ def test_the_claim_decides_and_another_answer_of_the_table_is_said(
     assert (effect.decided, effect.found.mean, effect.found.p) == (decided, 0.25, by_claim)
     assert math.isnan(effect.other_p) != borderline
     results: Results = results_of(**scored(0.4, 0.7))
-    first, *_ = three_sentences(results, gains_over_base(results), [comparison(by_table)], [claimed(verdict, by_claim)])
-    words = f"This is borderline: p is {by_claim:.3f} by the claim's test over seeds, {by_table:.3f} over seeds and"
-    assert (words in first) == borderline
+    first, *_ = opening(results, gains_over_base(results), [comparison(by_table)], [claimed(verdict, by_claim)])
+    words = f" (borderline: p is {by_claim:.3f} by the claim's test over seeds, {by_table:.3f} over seeds and"
+    assert (words in first) == (borderline and decided)
     assert ("p 0.060 after correction" in first) == (not decided)
 
 

@@ -168,7 +168,7 @@ def test_a_line_has_its_scope_and_what_was_seen() -> None:
     assert line.p == pytest.approx(expected.p, abs=1e-6)
     assert line.endpoint.startswith("Held-out avg@k of DVP + MIS minus that of naive at the same dose, over seeds")
     # 26.55 % of naive's 0.3 is 8 points, the difference 20 with an interval of 4 on either side
-    assert line.seen.startswith("avg@k of b less that of a is +20.0 [")
+    assert line.seen.startswith("avg@k of b minus that of a is +20.0 [")
     assert line.seen.endswith("; of this interval the paper's 26.55 % is outside as points, outside as relative")
     (line,) = verdicts("dvp.with_mis.score", a=made(NAIVE, score=LOW), b=made(DVP_MIS, score=around(0.5666, 0.05)))
     assert line.seen.endswith("is inside as points, outside as relative")

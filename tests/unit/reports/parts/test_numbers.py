@@ -86,7 +86,7 @@ def test_a_difference_is_the_paired_test_of_the_parts_means(count: int) -> None:
     found = lines("remedies_k3", parts)
     assert len(found) == 9 + 3
     for (family, arm), one in found.items():
-        reference = one.less
+        reference = one.minus
         of_cause = arm.split("_")[0] in family or family == "what there was to remedy"
         assert of_cause and reference in (*REMEDIES, "engine_control")
         if reference == "engine_control":
@@ -106,19 +106,19 @@ def test_a_difference_is_the_paired_test_of_the_parts_means(count: int) -> None:
 
 def test_holm_is_over_the_remedies_of_a_cause_and_one_reference() -> None:
     read = lines("remedies_k3", remedies(5))
-    assert list(read)[:3] == [("floor, less naive", "floor_tis"), ("floor, less naive", "floor_dvp"),
-                              ("engine, less naive", "engine_tis")]  # fmt: skip
-    for less in ("naive", "the matched control", "exact"):
-        own = [read[f"floor, less {less}", arm] for arm in ("floor_tis", "floor_dvp")]
+    assert list(read)[:3] == [("floor, minus naive", "floor_tis"), ("floor, minus naive", "floor_dvp"),
+                              ("engine, minus naive", "engine_tis")]  # fmt: skip
+    for reference in ("naive", "the matched control", "exact"):
+        own = [read[f"floor, minus {reference}", arm] for arm in ("floor_tis", "floor_dvp")]
         assert [one.difference_p_holm for one in own] == holm([one.difference.p for one in own]).tolist()
-    alone = read["engine, less naive", "engine_tis"]
+    alone = read["engine, minus naive", "engine_tis"]
     assert alone.difference_p_holm == alone.difference.p
 
 
 def test_one_part_is_described_over_its_seeds_and_not_tested() -> None:
     parts = remedies(1)
     (scores,) = (part[POOLED_SCORE] for part in parts.values())
-    one = lines("remedies_k3", parts)["floor, less naive", "floor_dvp"]
+    one = lines("remedies_k3", parts)["floor, minus naive", "floor_dvp"]
     test = stats.ttest_ind(values(scores["floor_dvp"]), values(scores["floor_naive"]), equal_var=False)
     assert (one.difference.low, one.difference.high) == pytest.approx(tuple(test.confidence_interval(0.95)))
     assert math.isnan(one.difference.p) and math.isnan(one.difference_p_holm)
@@ -129,15 +129,15 @@ def test_a_part_that_lacks_an_arm_is_left_out_of_its_pairs_alone() -> None:
     parts = remedies(4)
     del parts["2"][POOLED_SCORE]["floor_dvp"]
     read = lines("remedies_k3", parts)
-    assert read["floor, less naive", "floor_dvp"].difference.n == 3
-    assert read["floor, less naive", "floor_tis"].difference.n == 4
+    assert read["floor, minus naive", "floor_dvp"].difference.n == 3
+    assert read["floor, minus naive", "floor_tis"].difference.n == 4
 
 
 def test_differences_that_are_all_zero_have_no_interval() -> None:
     parts = remedies(3)  # as scores at a ceiling
     for part in parts.values():
         part[POOLED_SCORE]["floor_tis"] = part[POOLED_SCORE]["exact"]
-    one = lines("remedies_k3", parts)["floor, less exact", "floor_tis"].difference
+    one = lines("remedies_k3", parts)["floor, minus exact", "floor_tis"].difference
     assert (one.mean, one.p) == (0.0, 1.0) and math.isnan(one.low) and math.isnan(one.high)
 
 
@@ -171,7 +171,7 @@ def test_one_seed_a_part_is_a_paired_test_of_seeds() -> None:
     assert [*found] == [("harm", "fp8_naive"), ("remedies", "fp8_token_tis"), ("remedies", "fp8_dvp")]
     for one in found.values():
         pairs = [
-            (values(part[POOLED_SCORE][one.arm])[0], values(part[POOLED_SCORE][one.less])[0]) for part in parts.values()
+            (values(part[POOLED_SCORE][one.arm])[0], values(part[POOLED_SCORE][one.minus])[0]) for part in parts.values()
         ]
         test = stats.ttest_rel(*np.array(pairs).T)
         assert [one.difference.low, one.difference.high, one.difference.p] == pytest.approx(
@@ -292,7 +292,7 @@ def test_remedies_share_holm_within_a_part() -> None:
     assert len(own) == 15
     for part in LENGTHS:
         here = [one for one in own if one.part == part]
-        assert [(one.arm, one.less) for one in here] == [
+        assert [(one.arm, one.minus) for one in here] == [
             ("fp8_token_tis", "fp8"), ("fp8_dvp", "fp8"), ("naive", "exact")
         ]  # fmt: skip
         assert [one.difference_p_holm for one in here] == pytest.approx(

@@ -87,7 +87,7 @@ def magnitudes(estimator: str, success_K: FloatArray, group_size: int) -> Magnit
     table_RM = magnitude_table(estimator, group_size * prompts if wide else group_size)
 
     def others(*left_out: int) -> FloatArray:
-        """Probability of each number of right ones among the compared responses, less one for each prompt left out."""
+        """Probability of each number of right ones among the compared responses, minus one for each prompt left out."""
         seen = range(prompts) if wide else left_out[:1]
         counts = [group_size - left_out.count(prompt) for prompt in seen]
         parts = [binom.pmf(np.arange(n + 1), n, success_K[k]) for k, n in zip(seen, counts, strict=True)]

@@ -50,7 +50,7 @@ def as_good(field: str, points_B: Sequence[Point], scopes_B: Sequence[Scope], ma
     claim, lines = claim.model_copy(update={"limit": -margin}), []
     for p, scope in zip(points_B, scopes_B, strict=True):
         if not math.isnan(p.change.low):
-            words = f"{p.value} less {start}: {points(p.change)} points"
+            words = f"{p.value} minus {start}: {points(p.change)} points"
             lines.append(Line(claim, scope, changed((p.arm,), p.runs, p.change, words)))
     return decide(lines)
 

@@ -12,7 +12,7 @@ from tailrl.reports.axes import (
     arm_legend,
     arm_styles,
     make_panels,
-    save_svg,
+    save_svg_and_pdf,
     say_nothing_to_show,
     set_marks,
     set_percent_axis,
@@ -26,7 +26,7 @@ def write_collapse(results: Results, out: Path) -> None:
     rows = [row for arm in results.arms for row in survival_curve(arm, results.runs[arm])]
     write_csv(out / "tables" / "survival.csv", flat_rows(rows))
     write_csv(out / "tables" / "collapses.csv", flat_rows(run_collapses(results)))
-    save_svg(survival_figure(results), out / "figures" / "survival.svg")
+    save_svg_and_pdf(survival_figure(results), out / "figures" / "survival.svg")
 
 
 def survival_figure(results: Results) -> Figure:

@@ -9,7 +9,7 @@ from matplotlib.patches import Patch
 
 from tailrl.artifacts.results import Results
 from tailrl.artifacts.tables import flat_rows, write_csv
-from tailrl.reports.axes import arm_legend, make_panels, save_svg, say_nothing_to_show, set_percent_axis, style
+from tailrl.reports.axes import arm_legend, make_panels, save_svg_and_pdf, say_nothing_to_show, set_percent_axis, style
 from tailrl.reports.course.numbers import TimeShare, course, flip_rows, response_means, reward_rows, time_shares
 from tailrl.reports.course.snapshots import has_snapshots, write_snapshots
 from tailrl.reports.curves import Curve, curves_of, draw_metric, window_of
@@ -42,10 +42,10 @@ def write_course(results: Results, out: Path) -> list[Curve]:
     """Write the figures and tables of the course of training; returns the curves of the training figure."""
     curves = curves_of(results, TRAINING, window=window_of(results.all_runs()))
     write_csv(out / "tables" / "training.csv", (row for curve in curves for row in curve.rows()))
-    save_svg(training_figure(curves, results.arms), out / "figures" / "training.svg")
+    save_svg_and_pdf(training_figure(curves, results.arms), out / "figures" / "training.svg")
     shares = [row for arm in results.arms for row in time_shares(results.runs[arm])]
     write_csv(out / "tables" / "time.csv", flat_rows(shares))
-    save_svg(time_figure(shares, results.arms), out / "figures" / "time.svg")
+    save_svg_and_pdf(time_figure(shares, results.arms), out / "figures" / "time.svg")
     write_csv(out / "tables" / "flips.csv", flip_rows(results))
     write_csv(out / "tables" / "responses.csv", flat_rows(response_means(results)))
     write_csv(out / "tables" / "course.csv", flat_rows(course(results)))

@@ -15,7 +15,7 @@ from tailrl.reports.axes import (
     arm_styles,
     draw_intervals,
     make_panels,
-    save_svg,
+    save_svg_and_pdf,
     set_magnitude_scale,
     set_percent_axis,
     style,
@@ -53,7 +53,7 @@ def write_snapshots(results: Results, out: Path) -> None:
     points = score_points(results)
     write_csv(out / "tables" / "figure1.csv", flat_rows(points))
     curves = curves_of(results, (REWARD, K3_MASKED), window=window_of(results.all_runs()))
-    save_svg(figure1(points, curves, results.arms), out / "figures" / "figure1.svg")
+    save_svg_and_pdf(figure1(points, curves, results.arms), out / "figures" / "figure1.svg")
 
 
 def score_points(results: Results) -> list[SnapshotPoint]:

@@ -19,7 +19,7 @@ from tailrl.reports.axes import (
     arm_styles,
     draw_intervals,
     make_panels,
-    save_svg,
+    save_svg_and_pdf,
     say_in_the_middle,
     say_nothing_to_show,
     set_magnitude_scale,
@@ -60,10 +60,10 @@ def write_mismatch(results: Results, out: Path) -> list[Curve]:
     kept = [curve(results.runs[arm], key, lost=is_mass(key)) for pair in KEPT for key in pair for arm in pruned]
     for name, drawn, draw in (("mismatch", curves, mismatch_figure), ("kept", kept, kept_figure)):
         write_csv(out / "tables" / f"{name}.csv", (row for one in drawn for row in one.rows()))
-        save_svg(draw(drawn, results.arms), out / "figures" / f"{name}.svg")
+        save_svg_and_pdf(draw(drawn, results.arms), out / "figures" / f"{name}.svg")
     bins = [row for arm in results.arms for row in delta_bins(results.runs[arm])]
     write_csv(out / "tables" / "delta.csv", flat_rows(bins))
-    save_svg(delta_figure(bins, results.arms), out / "figures" / "delta.svg")
+    save_svg_and_pdf(delta_figure(bins, results.arms), out / "figures" / "delta.svg")
     first = first_k3(results)
     write_csv(out / "tables" / "first_k3.csv", flat_rows(first))
     write_csv(out / "tables" / "k3_ratios.csv", flat_rows(k3_ratios(first)))

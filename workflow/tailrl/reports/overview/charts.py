@@ -12,11 +12,12 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from matplotlib.transforms import blended_transform_factory
 
+from tailrl.config.study import BASE_ARM
 from tailrl.page_parts.drawing import INK, PAGE, SOFT, Marks, chart, in_page, set_magnitudes
 from tailrl.page_parts.number_text import percent, short
 from tailrl.reports.axes import Look, set_marks
 from tailrl.reports.curves import Curve
-from tailrl.reports.scores.numbers import Gain, PolicyScore
+from tailrl.reports.scores.numbers import Gain, GreedyScore, PolicyScore
 from tailrl.stats.intervals import Interval
 
 ROW = 36 / 72  # inches of an arm in the chart of scores
@@ -54,14 +55,25 @@ def keys_of(looks: dict[str, Look], described: dict[str, str]) -> list[Key]:
 
 
 def score_chart(
-    gains: Sequence[Gain], policies: Sequence[PolicyScore], base: Interval, keys: Sequence[Key], samples: int
+    gains: Sequence[Gain],
+    policies: Sequence[PolicyScore],
+    base: Interval,
+    keys: Sequence[Key],
+    samples: int,
+    greedy: Sequence[GreedyScore] = (),
 ) -> Panel:
-    """avg@k of each arm: a dot a seed, the mean with its interval over seeds and problems; the untrained one's band."""
+    """avg@k of each arm: a dot a seed, the mean with its interval over seeds and problems; the untrained one's band.
+
+    Greedy scores, where there are any, are open diamonds in the same rows, the untrained policy's a dotted line.
+    """
     marks: Marks = {}
+    greedy_of = {score.arm: score.greedy for score in greedy}
     with chart(f"dashed: untrained policy, {percent(base)}", ROW * len(gains) + FOOT) as (figure, plane):
         low, high = (base.low, base.high) if math.isfinite(base.low) else (base.mean, base.mean)
         plane.axvspan(low, high, color=SOFT, alpha=0.13, linewidth=0)
         plane.axvline(base.mean, color=SOFT, linestyle=(0, (4, 2.5)), linewidth=1.3)
+        if greedy:
+            plane.axvline(greedy_of[BASE_ARM].mean, color=SOFT, linestyle=":", linewidth=1.3)
         for gain, key in zip(gains, keys, strict=True):
             own = [policy.avg.mean for policy in policies if policy.arm == gain.arm]
             seeds = ", ".join(f"{100 * value:.1f}" for value in own)
@@ -70,6 +82,10 @@ def score_chart(
                 "data-tip": f"{gain.arm}: {percent(gain.avg)}; seeds: {seeds}",
             }
             _draw_score(plane, gain, own, key)
+            if greedy:
+                values["data-tip"] += f"; greedy: {percent(greedy_of[gain.arm])}"
+                _draw_greedy(plane, greedy_of[gain.arm], key)
+                marks[f"greedy{key.number}"] = values
             marks |= {f"{part}{key.number}": values for part in ("reach", "name", "value", "interval", "seeds", "mean")}
         plane.set_ylim(len(gains), 0)
         plane.set_yticks([])
@@ -98,6 +114,11 @@ def _draw_score(plane: Axes, gain: Gain, own: Sequence[float], key: Key) -> None
     plane.plot(own, [middle] * len(own), "o", color=colour, markersize=5, alpha=0.45, linewidth=0, gid=f"seeds{number}")
     (mean,) = plane.plot(gain.avg.mean, middle, color=colour, clip_on=False, gid=f"mean{number}")
     _mark(mean, key.look, 8)
+
+
+def _draw_greedy(plane: Axes, greedy: Interval, key: Key) -> None:
+    look = {"markerfacecolor": PAGE, "markeredgecolor": key.look.colour, "markeredgewidth": 1.4, "markersize": 7}
+    plane.plot(greedy.mean, key.number + 0.67, "D", clip_on=False, gid=f"greedy{key.number}", **look)
 
 
 def _mark(line: Line2D, look: Look, size: float) -> None:

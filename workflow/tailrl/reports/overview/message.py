@@ -1,4 +1,4 @@
-"""The three sentences that open a report: the largest difference in score, the other differences, the mismatch."""
+"""The sentences that open a report: what differs under each kind of mismatch, and the size of the mismatch."""
 
 import math
 from collections.abc import Sequence
@@ -8,19 +8,23 @@ from tailrl.artifacts.claims import Verdict
 from tailrl.artifacts.results import Results
 from tailrl.claims.catalogue import CATALOGUE
 from tailrl.claims.finding import CONTRADICTED, REPRODUCED
-from tailrl.config.words import dose
+from tailrl.config.arm_kinds import has_exact_engine, is_disturbed, is_matched, is_mismatched
+from tailrl.config.policy import ScratchPolicy
+from tailrl.config.vocabulary import ByRho, log_rho
+from tailrl.config.words import dose, short_remedy
 from tailrl.page_parts.number_text import count, p_value, points, short
 from tailrl.reports.collapse.numbers import collapses
 from tailrl.reports.mismatch.numbers import mean_k3
-from tailrl.reports.scores.numbers import Comparison, Gain
+from tailrl.reports.scores.numbers import Comparison, Gain, greedy_scores
 from tailrl.stats.intervals import LEVEL
 from tailrl.stats.tests import Difference
 
-MOST_NAMED_EFFECTS = 2
-"""The second sentence names this many further decided differences, and counts the rest."""
+MOST_PAIRS = 6  # a sentence names this many differences, and counts the rest
 
-MOST_PAIRS = 4
-"""It names up to this many undecided pairs."""
+LEVEL_POINTS = 5.0  # arms whose intervals all lie within this many points of each other are said to end level
+
+OWN, MADE, NONE = "the engines' own mismatch", "a made mismatch", "no mismatch"
+"""The kinds of mismatch, in the order of the sentences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,62 +68,95 @@ def _by_claim(verdict: Verdict, first: str, second: str, table: Comparison | Non
     return Effect(first, second, found, decided, verdict, other_p if differs else math.nan)
 
 
-def three_sentences(
+def opening(
     results: Results, gains: Sequence[Gain], comparisons: Sequence[Comparison], verdicts: Sequence[Verdict]
-) -> tuple[str, str, str]:
-    """The sentences in Markdown: the first difference, the other ones or the gains, and the mismatch."""
+) -> tuple[str, ...]:
+    """The sentences in Markdown: the differences under each kind of mismatch, the gains of few arms, the mismatch."""
     found = effects(comparisons, verdicts)
-    largest = "largest difference" if found[1:] else "difference"
-    headline = (
-        _headline(found[0], largest, results, gains) if found else "The study has one arm, so no arms are compared."
-    )
-    return headline, _others(found[1:]) if found[1:] else _gains(results, gains), _mismatch(results)
+    by_kind = {one: [effect for effect in found if _kind(effect, results) == one] for one in (OWN, MADE, NONE)}
+    said = [_differences(kind, own, results, gains) for kind, own in by_kind.items() if own]
+    if not found:
+        said = ["The study has one arm, so no arms are compared."]
+    if len(found) <= 1:
+        said.append(_gains(results, gains))
+    return (*said, _mismatch(results))
 
 
-def _headline(effect: Effect, largest: str, results: Results, gains: Sequence[Gain]) -> str:
+def _kind(effect: Effect, results: Results) -> str:
+    runs = [results.settings(arm) for arm in (effect.first, effect.second)]
+    if any(is_disturbed(run) and not is_matched(run) for run in runs):
+        return MADE
+    return OWN if any(map(is_mismatched, runs)) else NONE
+
+
+def _differences(kind: str, found: Sequence[Effect], results: Results, gains: Sequence[Gain]) -> str:
+    """The differences under one kind of mismatch: decided ones, then how far the others' intervals reach."""
     score = {gain.arm: f"{100 * gain.avg.mean:.1f} %" for gain in gains}
-    doses_by_arm = {arm: dose(results.settings(arm)) for arm in (effect.first, effect.second)}
-    doses = list(dict.fromkeys(doses_by_arm.values()))
-    where = doses[0] if len(doses) == 1 else "; ".join(f"`{arm}`: {doses_by_arm[arm]}" for arm in doses_by_arm)
-    scores = f"{score[effect.first]} against {score[effect.second]}, {_size(effect)} ({where})"
-    if effect.decided:
+    greedy = {one.arm: f"{100 * one.greedy.mean:.1f} %" for one in greedy_scores(results)}
+    arms = dict.fromkeys(arm for effect in found for arm in (effect.first, effect.second))
+    doses = {dose(run) for run in map(results.settings, arms) if kind == NONE or is_mismatched(run)}
+    where = f"Under {kind}" + (f" ({doses.pop()})" if len(doses) == 1 else "")
+    decided = [effect for effect in found if effect.decided]
+    others = [effect for effect in found if not effect.decided and not math.isnan(effect.found.low)]
+    unknown = [effect for effect in found if not effect.decided and math.isnan(effect.found.low)]
+    parts = []
+    for number, effect in enumerate(decided[:MOST_PAIRS]):
         side = "above" if effect.found.mean > 0 else "below"
-        said = f"`{effect.first}` ends {side} `{effect.second}` on held-out problems: {scores}."
-    elif math.isnan(effect.found.low):
-        why = "a single seed, or seeds that agree, do not show how much runs differ"
-        said = f"Nothing is decided between arms: {why}. The {largest} is {_pair(effect)}: {scores}."
-    else:
-        said = f"The {largest} in held-out score is not decided: {_pair(effect)}, {scores}."
-    if effect.decided and effect.claim:
-        said += f" For these arms the claim “{effect.claim.claim}” is {effect.claim.verdict}."
-    if not math.isnan(effect.other_p):
-        by_claim, by_table = p_value(effect.found.p), p_value(effect.other_p)
-        said += (
-            f" This is borderline: p is {by_claim} by the claim's test over seeds, {by_table} over seeds and problems."
+        first, second = (_named(arm, results) for arm in (effect.first, effect.second))
+        said = f"{first} ends {side} {second}, {_size(effect)}"
+        if not number:
+            both = f"{score[effect.first]} against {score[effect.second]}"
+            if greedy:
+                both += f" (greedy: {greedy[effect.first]} against {greedy[effect.second]})"
+            said = f"{first} ends {side} {second} on held-out problems: {both}, {_size(effect)}"
+        parts.append(said + _construction(effect, results) + _borderline(effect))
+    if decided[MOST_PAIRS:]:
+        parts.append(f"{count(len(decided) - MOST_PAIRS, 'more difference')} decided")
+    if others:
+        parts.append(_undecided(others, results, alone=not decided))
+    if unknown:
+        parts.append(
+            "nothing is decided where a single seed, or seeds that agree, do not show how much runs differ: "
+            + "; ".join(
+                f"{_pair(effect, results)}, {score[effect.first]} against {score[effect.second]}, {_size(effect)}"
+                for effect in unknown[:MOST_PAIRS]
+            )
+            + (f"; and {len(unknown) - MOST_PAIRS} more" if unknown[MOST_PAIRS:] else "")
         )
-    return said
+    first, *rest = parts
+    return ". ".join([f"{where}, {first}", *(part[0].upper() + part[1:] for part in rest)]) + "."
 
 
-def _others(rest: Sequence[Effect]) -> str:
-    """The further decided differences, and how far the intervals of the others reach."""
-    decided = [effect for effect in rest if effect.decided]
-    said = [
-        f"`{effect.first}` {'above' if effect.found.mean > 0 else 'below'} `{effect.second}`, {_size(effect)}"
-        for effect in decided[:MOST_NAMED_EFFECTS]
-    ]
-    if decided[MOST_NAMED_EFFECTS:]:
-        said.append(f"and {len(decided) - MOST_NAMED_EFFECTS} more")
-    parts = [f"Also decided: {'; '.join(said)}."] if said else []
-    known = [effect for effect in rest if not effect.decided and not math.isnan(effect.found.low)]
-    if len(known) == 1:
-        parts.append(f"Not decided: {_pair(known[0])}, {_size(known[0])}.")
-    elif known:
-        low, high = min(e.found.low for e in known), max(e.found.high for e in known)
-        few = f"{'; '.join(map(_pair, known))}. Their" if len(known) <= MOST_PAIRS else f"{len(known)} others. Their"
-        parts.append(f"Not decided: {few} 95 % intervals reach from {100 * low:+.1f} to {100 * high:+.1f} points.")
-    if without := len(rest) - len(decided) - len(known):
-        parts.append(f"Without an interval: {count(without, 'other difference')}.")
-    return " ".join(parts)
+def _undecided(others: Sequence[Effect], results: Results, *, alone: bool) -> str:
+    low, high = (100 * end for end in (min(e.found.low for e in others), max(e.found.high for e in others)))
+    if alone and max(-low, high) <= LEVEL_POINTS:
+        said = f"the arms end level, within {LEVEL_POINTS:g} points: "
+    else:
+        said = "no arm is shown to end above or below another: " if alone else "not decided: "
+    if len(others) <= MOST_PAIRS:
+        return said + "; ".join(f"{_pair(effect, results)}, {_size(effect)}" for effect in others)
+    reach = f"{count(len(others), 'difference')}, with 95 % intervals from {low:+.1f} to {high:+.1f} points"
+    return f"{said}{reach}; the largest is {_pair(others[0], results)}, {_size(others[0])}"
+
+
+def _borderline(effect: Effect) -> str:
+    if math.isnan(effect.other_p):
+        return ""
+    by_claim, by_table = p_value(effect.found.p), p_value(effect.other_p)
+    return f" (borderline: p is {by_claim} by the claim's test over seeds, {by_table} over seeds and problems)"
+
+
+def _construction(effect: Effect, results: Results) -> str:
+    """Why the higher arm wins by construction, where it does: its threshold lies above the floor of random tokens."""
+    run = results.settings(effect.first if effect.found.mean > 0 else effect.second)
+    vocabulary, floor = run.vocabulary, run.disturbance.floor
+    if not isinstance(vocabulary, ByRho) or not floor or is_matched(run) or vocabulary.side == "trainer":
+        return ""
+    size = run.policy.vocabulary_size if isinstance(run.policy, ScratchPolicy) else 0
+    if not size and not vocabulary.rho.endswith("/V"):
+        return ""
+    above = log_rho(vocabulary.rho, size or 1) > math.log(floor / (size or 1))
+    return ", by construction: its threshold lies above the floor, so it samples no random token" if above else ""
 
 
 def _gains(results: Results, gains: Sequence[Gain]) -> str:
@@ -157,8 +194,19 @@ def _mismatch(results: Results) -> str:
     return f"{said} Collapsed runs: {', '.join(fallen.values())}; none elsewhere."
 
 
-def _pair(effect: Effect) -> str:
-    return f"`{effect.first}` less `{effect.second}`"
+def _named(arm: str, results: Results) -> str:
+    """The arm's remedy in words, and its name."""
+    run = results.settings(arm)
+    words = short_remedy(run)
+    if is_matched(run):
+        words += ", matched control"
+    elif has_exact_engine(run):
+        words += ", no mismatch"
+    return f"{words} (`{arm}`)"
+
+
+def _pair(effect: Effect, results: Results) -> str:
+    return f"{_named(effect.first, results)} minus {_named(effect.second, results)}"
 
 
 def _size(effect: Effect) -> str:

@@ -51,7 +51,7 @@
   // In Snakemake's report the menu's button lies in the corner, and the tables lie elsewhere.
   if (self !== top) {
     if (innerWidth < 800) document.body.style.paddingTop = "2.2rem";
-    for (const link of document.querySelectorAll('a[href$=".csv"]')) link.replaceWith(link.getAttribute("href"));
+    for (const link of document.querySelectorAll('a[href$=".csv"], a[download]')) link.replaceWith(link.getAttribute("href"));
   }
   const keys = document.querySelector(".keys");
   for (const [words, on] of [["all", true], ["none", false]]) {

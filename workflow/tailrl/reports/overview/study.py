@@ -43,10 +43,15 @@ def write_report(study: Study, results: Path, out: Path) -> None:
     write_verdicts(out / "tables" / "claims.csv", verdicts)
     summary = summarize(study, read, verdicts, scores.gains, scores.comparisons)
     (out / "summary.md").write_text(summary, encoding="utf-8")
-    screen = first_screen(read, scores.gains, scores.policies, curves, verdicts)
+    screen = first_screen(read, scores.gains, scores.policies, curves, verdicts, study.evaluation.temperature)
     figures = FIGURES | (SNAPSHOT_FIGURES if has_snapshots(read) else {})
     drawn = [
-        Drawing(out / "figures" / f"{name}.svg", caption(name), tuple(f"tables/{table}.csv" for table in tables))
+        Drawing(
+            out / "figures" / f"{name}.svg",
+            caption(name),
+            tuple(f"tables/{table}.csv" for table in tables),
+            (f"figures/{name}.svg", f"figures/{name}.pdf"),
+        )
         for name, tables in sorted(figures.items(), key=lambda figure: place_of(figure[0]))
     ]
     (out / "summary.html").write_text(page(summary, drawn, screen, worst_responses(read, results)), encoding="utf-8")

@@ -22,11 +22,11 @@ POOLED_SCORE = SCORE
 
 @dataclass(frozen=True, slots=True)
 class PooledLine:
-    """avg@k of an arm less a sum of others, shares of 1.
+    """The score of an arm minus that of a sum of others, shares of 1; which score is its family's `measure`.
 
     Attributes:
         part: the part whose seeds it is over; empty over parts. Between two parts both names.
-        less: the sum of arms.
+        minus: the sum of arms.
         difference: over parts, the mean of the differences within a part, with a paired t interval. Of a single part,
             and within a part, it is Welch's over seeds. It has no p where only one part of a pool is there.
         difference_p_holm: p by Holm over the family, or over the part's lines of the family.
@@ -37,7 +37,7 @@ class PooledLine:
     family: str
     part: str
     arm: str
-    less: str
+    minus: str
     difference: Difference
     difference_p_holm: float
     least: float
@@ -83,9 +83,9 @@ class PooledSlope:
 
 def pooled_lines(pool: Pool, parts: PartNumbers) -> list[PooledLine]:
     """Every family's lines, in the order of its arms; one that no part has is there without numbers."""
-    scores = {part: measures[POOLED_SCORE] for part, measures in parts.items()}
     found: list[PooledLine] = []
     for name, family in pool.families.items():
+        scores = {part: measures[family.measure] for part, measures in parts.items()}
         lines = list(_lines(pool, name, family, scores))
         for group in dict.fromkeys(line.part if family.holm == "part" else "" for line in lines):
             own = [place for place, line in enumerate(lines) if family.holm != "part" or line.part == group]
@@ -158,17 +158,17 @@ def _lines(pool: Pool, name: str, family: Family, scores: Mapping[str, Numbers])
     """A family's lines, before Holm."""
     for compared in family.of:
         for arm in compared.chosen(_arms(scores.values())):
-            less, weights = named(compared.minus, arm), compared.weights(arm)
+            minus, weights = named(compared.minus, arm), compared.weights(arm)
             whole = {part: own for part, own in scores.items() if weights.keys() <= own.keys()}
             if pool.unit == "part":
-                yield PooledLine(name, "", arm, less, *_over(list(whole.values()), weights), True)
+                yield PooledLine(name, "", arm, minus, *_over(list(whole.values()), weights), True)
             elif family.between is None:
                 for part, own in whole.items():
-                    yield PooledLine(name, part, arm, less, _within([(own, weights)]), nan, nan, nan, True)
+                    yield PooledLine(name, part, arm, minus, _within([(own, weights)]), nan, nan, nan, True)
             elif set(family.between) <= whole.keys():
                 first, second = family.between
                 both = [(whole[first], weights), (whole[second], {one: -weight for one, weight in weights.items()})]
-                yield PooledLine(name, f"{first} - {second}", arm, less, _within(both), nan, nan, nan, True)
+                yield PooledLine(name, f"{first} - {second}", arm, minus, _within(both), nan, nan, nan, True)
 
 
 def _over(parts: Sequence[Numbers], weights: Mapping[str, float]) -> tuple[Difference, float, float, float]:

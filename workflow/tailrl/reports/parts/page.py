@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from tailrl.artifacts.tables import flat_rows, write_csv
-from tailrl.config.pooled import Pool, PoolFigure
+from tailrl.config.pooled import SCORE_TABLE, Pool, PoolFigure
 from tailrl.config.results import whole_and_part
 from tailrl.config.study import Study
 from tailrl.page_parts.number_text import p_value, percent, points, with_interval
@@ -66,6 +66,7 @@ def write_pooled(study: Study, folders: Sequence[Path], out: Path) -> None:
     page = render(
         "parts/page.md.j2",
         pool=pool,
+        score=POOLED_SCORE,
         parts=list(parts),
         missing=[part for part in names if part not in parts],
         families={family: [_cells(pool, line) for line in lines if line.family == family] for family in pool.families},
@@ -143,12 +144,12 @@ def _label_log(axis: Axis, values: Sequence[float]) -> None:
 
 
 def _cells(pool: Pool, line: PooledLine) -> list[str]:
-    """A line of the page's table: the arm, where, what it is less, the difference, p, and the range within parts."""
+    """A line of the page's table: the arm, where, the sum of others, the difference, p, and the range within parts."""
     ends = [line.least, line.most] if line.counts else []
     return [
         line.arm,
         *([line.part] if pool.unit == "seed" else []),
-        line.less,
+        line.minus,
         points(line.difference) if line.counts else "the measures differ",
         p_value(line.difference_p_holm) if line.counts else "",
         *([" to ".join(f"{100 * end:+.1f}" for end in ends if not math.isnan(end))] if pool.unit == "part" else []),
@@ -159,7 +160,7 @@ def _tables(
     pool: Pool, measures: Sequence[PooledMeasure], changes: Sequence[PooledChange]
 ) -> Iterator[tuple[str, list[str], list[list[str]]]]:
     """Tables of arms with their titles and columns: of all measures, or for each measure of all parts."""
-    cells = {(one.arm, one.part, one.measure): _cell(one) for one in measures}
+    cells = {(one.arm, one.part, one.measure): _cell(pool, one) for one in measures}
     for change in changes:
         cells[change.arm, change.part, change.measure] += f" (p {p_value(change.change_p_holm)})"
     names = list(dict.fromkeys(one.measure for one in measures))
@@ -173,10 +174,11 @@ def _tables(
         yield name, parts, [row for row in rows if any(row[1:])]
 
 
-def _cell(one: PooledMeasure) -> str:
+def _cell(pool: Pool, one: PooledMeasure) -> str:
     if math.isnan(one.value.mean):
         return ""
-    return percent(one.value) if one.measure == POOLED_SCORE else _text(one.value)
+    is_score = one.measure == POOLED_SCORE or pool.measures[one.measure].table == SCORE_TABLE
+    return percent(one.value) if is_score else _text(one.value)
 
 
 def _text(value: Interval) -> str:

@@ -20,7 +20,7 @@ def score(claim: Claim, results: Results) -> Iterator[Finding]:
     for arms in pairs_of(claim, results):
         first_S, second_S = (seed_scores(results, arm) for arm in arms)
         found = arm_difference(first_S, second_S)
-        words = f"avg@k of {arms[0]} less that of {arms[1]} is {points(found)} points"
+        words = f"avg@k of {arms[0]} minus that of {arms[1]} is {points(found)} points"
         if claim.reported is not None and not math.isnan(found.low):
             words += _beside_reported(claim.reported, found, float(np.mean(second_S)))
         yield measured(arms, found, words, *one_sided(found))

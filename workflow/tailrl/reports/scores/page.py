@@ -14,7 +14,7 @@ from tailrl.artifacts.tables import flat_rows, write_csv
 from tailrl.config.study import BASE_ARM
 from tailrl.page_parts.number_text import count, p_value, points
 from tailrl.reports.arm_pairs import references
-from tailrl.reports.axes import GREY, arm_styles, make_panels, save_svg, set_percent_axis, style
+from tailrl.reports.axes import GREY, arm_styles, make_panels, save_svg_and_pdf, set_percent_axis, style
 from tailrl.reports.page import render
 from tailrl.reports.scores.numbers import (
     Comparison,
@@ -22,6 +22,7 @@ from tailrl.reports.scores.numbers import (
     PolicyScore,
     compare_arms,
     gains_over_base,
+    greedy_differences,
     greedy_scores,
     policy_scores,
     problem_rows,
@@ -47,10 +48,12 @@ def write_scores(results: Results, out: Path) -> Scores:
     write_csv(out / "tables" / "problems.csv.gz", problem_rows(results))
     if greedy := greedy_scores(results):
         write_csv(out / "tables" / "greedy.csv", flat_rows(greedy))
+        differences = greedy_differences(results, references(results))
+        write_csv(out / "tables" / "greedy_differences.csv", flat_rows(differences))
     write_csv(out / "tables" / "differences.csv", flat_rows(scores.comparisons))
     base_PK = results.base.scores[0].correct_PK
     figure = evaluation_figure(scores.gains, scores.policies, problem_interval(base_PK), base_PK.shape[1])
-    save_svg(figure, out / "figures" / "evaluation.svg")
+    save_svg_and_pdf(figure, out / "figures" / "evaluation.svg")
     return scores
 
 
