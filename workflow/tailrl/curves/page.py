@@ -23,7 +23,6 @@ from tailrl.runtime.templates import renderer
 
 DIAGNOSIS = Path(diagnosis.__file__).parent / "templates"  # its table of sizes
 MOST_POINTS = 600  # of a drawn line; a longer one is drawn by the lowest and highest value of each stretch
-UNITS = {"abs_prob": "probability", "abs_prob_max": "probability", "pearson": "", "error_factor": ""}
 
 
 @dataclass(frozen=True, slots=True)
