@@ -23,7 +23,14 @@ from tailrl.config.results import whole_and_part
 from tailrl.config.sampler import VllmSettings
 from tailrl.config.study import BASE_ARM, Study
 from tailrl.page_parts.number_text import scientific, short
-from tailrl.reports.overview.evidence import SEARCH, Shown, command_of, read_answers, read_shown, verdicts_of_statements
+from tailrl.reports.overview.evidence import (
+    SEARCH,
+    StudyResults,
+    command_of,
+    read_answers,
+    read_shown,
+    verdicts_of_statements,
+)
 from tailrl.runtime.errors import StudyError
 from tailrl.stats.intervals import mean_interval
 
@@ -406,7 +413,7 @@ def _file(study: str) -> Path:
 
 
 @cache
-def shown() -> list[Shown]:
+def shown() -> list[StudyResults]:
     """The published studies with their claims."""
     return read_shown([RESULTS])
 

@@ -17,7 +17,7 @@ from tailrl.claims.finding import nothing
 from tailrl.reports.distributions import endpoints as distributions
 from tailrl.reports.gradients import endpoints as gradients
 from tailrl.reports.overview.all_studies import claims_page
-from tailrl.reports.overview.evidence import Shown, read_answers, read_shown
+from tailrl.reports.overview.evidence import StudyResults, read_answers, read_shown
 from tailrl.reports.overview.verdicts import judge
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -90,7 +90,7 @@ def test_other_words_change_no_verdict_and_no_matching(monkeypatch: pytest.Monke
     arms = {"a": made(NAIVE, score=low), "b": made(DVP, score=high), "c": made(EXACT, score=high)}
     results = results_of(**arms, d=made(NOISE, score=low), e=made(MATCHED, score=high))
 
-    def published() -> list[Shown]:
+    def published() -> list[StudyResults]:
         return read_shown([DOCS / "results"])
 
     def matched() -> list[tuple[str, ...]]:

@@ -42,9 +42,9 @@ def test_micro_batches_drop_what_the_whole_update_drops(model: PreTrainedModel, 
     assert sorted(masked[0]) == sorted(masked[1]) and any(masked[0]) and not all(masked[0])
     if minibatches == 1:
         values = {
-            (n, t): (float(logp) - float(infer)) ** 2 / 2
+            (n, t): (float(logp) - float(sampler)) ** 2 / 2
             for n, (own, rollout) in enumerate(zip(before, rollouts, strict=True))
-            for t, (logp, infer) in enumerate(zip(own.logp_T, rollout.logp_sampler_T, strict=True))
+            for t, (logp, sampler) in enumerate(zip(own.logp_T, rollout.logp_sampler_T, strict=True))
         }
         kept = set(values)
         while len(kept) > 1 and math.fsum(values[place] for place in kept) / len(kept) > LIMIT:

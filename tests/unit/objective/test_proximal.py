@@ -22,11 +22,11 @@ def test_the_share_of_the_way_is_of_the_versions() -> None:
 
 def test_log_probs_are_interpolated_without_gradient() -> None:
     logp = torch.tensor([-1.0, -1.0, -2.0], dtype=torch.float64, requires_grad=True)
-    infer = torch.tensor([-2.0, -2.0, -1.0], dtype=torch.float64)
-    found = proximal_logprobs(logp, infer, torch.tensor([0, 2, 4]))
+    sampler = torch.tensor([-2.0, -2.0, -1.0], dtype=torch.float64)
+    found = proximal_logprobs(logp, sampler, torch.tensor([0, 2, 4]))
     assert found.tolist() == [-2.0, -1.5, -1.75] and not found.requires_grad
     with pytest.raises(StudyError, match=r"clip\.proximal: loglinear needs the ages of the samples"):
-        proximal_logprobs(logp, infer, None)
+        proximal_logprobs(logp, sampler, None)
 
 
 @pytest.mark.parametrize("ratio", ["recompute", "decoupled"])
@@ -34,13 +34,13 @@ def test_the_loss_is_ppos_against_the_proximal_policy(ratio: str) -> None:
     """−Σ w min(r A, clip(r) A) with r = (π_θ/π_b)^(1−α), and decoupled w = (π_θ/π_b)^α without gradient."""
     gap, ages = [0.3, -0.5, 0.1, 0.9], [4, 4, 0, 2]
     advantage = [1.0, -1.0, 2.0, 1.0]
-    infer = torch.tensor([-1.0] * 4, dtype=torch.float64)
-    logp = (infer + torch.tensor(gap, dtype=torch.float64)).requires_grad_()
+    sampler = torch.tensor([-1.0] * 4, dtype=torch.float64)
+    logp = (sampler + torch.tensor(gap, dtype=torch.float64)).requires_grad_()
     sequence, inside = torch.arange(4), torch.zeros(4, dtype=torch.bool)
     zero = torch.zeros(4, dtype=torch.float64)
     scored = TokenLogprobs(logp, logp.detach(), zero, sequence, zero, inside)
     clip = Clip(ratio=ratio, proximal="loglinear", low=0.2, high=0.2)
-    given = (scored, infer, torch.tensor(advantage, dtype=torch.float64), sequence, 4, 4, Correction(), clip)
+    given = (scored, sampler, torch.tensor(advantage, dtype=torch.float64), sequence, 4, 4, Correction(), clip)
     found = surrogate(*given, age_T=torch.tensor(ages))
     total, slopes = 0.0, []
     for g, age, a in zip(gap, ages, advantage, strict=True):

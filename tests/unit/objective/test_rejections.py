@@ -64,11 +64,11 @@ def expected(rule: Rejection) -> list[list[bool]]:
 
 
 def corrected(correction: Correction, **other: Any) -> Weights:
-    infer, old, new = (torch.tensor(list(itertools.chain(*rows)), dtype=torch.float64) for rows in (INFER, OLD, NEW))
+    sampler, old, new = (torch.tensor(list(itertools.chain(*rows)), dtype=torch.float64) for rows in (INFER, OLD, NEW))
     sequence = torch.tensor([n for n, length in enumerate(LENGTHS) for _ in range(length)])
-    given = {"logp_infer_T": infer, "advantage_T": torch.tensor(ADVANTAGE, dtype=torch.float64)[sequence]} | other
+    given = {"logp_sampler_T": sampler, "advantage_T": torch.tensor(ADVANTAGE, dtype=torch.float64)[sequence]} | other
     outside = torch.zeros_like(sequence, dtype=torch.bool)
-    return correct(old - infer, outside, sequence, len(LENGTHS), correction, new - old, **given)
+    return correct(old - sampler, outside, sequence, len(LENGTHS), correction, new - old, **given)
 
 
 LIMITS = {"k1": 0.15, "k2": 0.02, "k3": 0.02, "tv": 0.04, "kl": 0.01}
@@ -192,7 +192,7 @@ def test_a_certain_token_has_a_binary_divergence() -> None:
 def test_what_a_rejection_needs_is_named() -> None:
     tv = Correction(reject=(Rejection(of="tv", by="token", above=0.1),))
     with pytest.raises(StudyError, match=r"^correction\.reject: of: tv needs the sampler's log-probs$"):
-        corrected(tv, logp_infer_T=None)
+        corrected(tv, logp_sampler_T=None)
     negative = Correction(reject=(Rejection(of="k1", by="mean", above=0.1, when="negative"),))
     with pytest.raises(StudyError, match=r"^correction\.reject: when: negative needs the advantages$"):
         corrected(negative, advantage_T=None)

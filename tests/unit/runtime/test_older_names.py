@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from tailrl.config.arm import Correction
+from tailrl.config.rejection import Rejection
+from tailrl.objective.corrections import correct
 from tailrl.objective.diagnostics import log_ratio_metrics
 from tailrl.rollout.types import Rollout
 from tailrl.runtime.older_names import accepts_older_names
@@ -39,3 +42,12 @@ def test_metrics_take_either_name() -> None:
     logp_T, sequence_T = torch.tensor([-1.0, -2.0]), torch.tensor([0, 0])
     older = log_ratio_metrics(logp_train_T=logp_T, logp_infer_T=logp_T - 0.1, sequence_T=sequence_T, count=1)
     assert older == log_ratio_metrics(logp_T, logp_T - 0.1, sequence_T, 1)
+
+
+def test_weights_take_either_name() -> None:
+    delta_T, inside_T, sequence_T = torch.tensor([0.5, -0.1]), torch.zeros(2, dtype=torch.bool), torch.tensor([0, 1])
+    correction = Correction(reject=(Rejection(of="tv", by="token", above=0.01),))
+    given = delta_T, inside_T, sequence_T, 2, correction, torch.zeros(2)
+    older = correct(*given, logp_infer_T=torch.tensor([-1.0, -3.0]))
+    assert torch.equal(older.weight_T, correct(*given, logp_sampler_T=torch.tensor([-1.0, -3.0])).weight_T)
+    assert older.weight_T.tolist() == [0.0, 1.0]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tailrl.curves.reading import LAST, Reading, RunReading, Told, last_points, last_tenth, median_of
+from tailrl.curves.reading import LAST, MetricReading, Reading, RunReading, last_points, last_tenth, median_of
 from tailrl.diagnosis.gate import BEYOND, CANNOT_TELL, WITHIN, Judgement, Limit, judge_number
 from tailrl.page_parts.number_text import count, short
 from tailrl.stats.intervals import LEVEL, NO_INTERVAL, Interval
@@ -32,7 +32,7 @@ def _judge(run: RunReading, limit: Limit) -> Judgement:
     return Judgement(found.limit, found.value, found.code, where + found.words)
 
 
-def _at_end(limit: Limit, told: Told) -> Judgement:
+def _at_end(limit: Limit, told: MetricReading) -> Judgement:
     """The judgement on a curve's last tenth: never within, where its very end or a NaN there says otherwise."""
     value_N = told.curve.value_N
     found = judge_number(limit, median_interval(last_tenth(value_N)))

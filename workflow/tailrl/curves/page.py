@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 import tailrl
 from tailrl import diagnosis
-from tailrl.curves.reading import EXACT, Reading, RunReading, Told, shape_words
+from tailrl.curves.reading import EXACT, MetricReading, Reading, RunReading, shape_words
 from tailrl.diagnosis.formats import how_to_log
 from tailrl.diagnosis.gate import Judgement, exit_code
 from tailrl.diagnosis.record import CurvesRecord, RunRecord, gate_records
@@ -23,7 +23,6 @@ from tailrl.runtime.templates import renderer
 
 DIAGNOSIS = Path(diagnosis.__file__).parent / "templates"  # its table of sizes
 MOST_POINTS = 600  # of a drawn line; a longer one is drawn by the lowest and highest value of each stretch
-UNITS = {"abs_prob": "probability", "abs_prob_max": "probability", "pearson": "", "error_factor": ""}
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +151,7 @@ def since(run: RunReading) -> str:
     return " ".join(sentences)
 
 
-def _line(told: Told, name: str) -> Line:
+def _line(told: MetricReading, name: str) -> Line:
     title = told.curve.name
     finite_N = np.isfinite(told.curve.value_N)
     step_N, value_N = told.curve.step_N[finite_N], told.curve.value_N[finite_N]

@@ -70,7 +70,7 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class MetricReading:
     """One metric of one run.
 
     Attributes:
@@ -110,8 +110,8 @@ class RunReading:
     """
 
     run: str
-    main: Told
-    others: tuple[Told, ...]
+    main: MetricReading
+    others: tuple[MetricReading, ...]
     band: Band | None
     idle: bool
     restarts: tuple[float, ...]
@@ -230,7 +230,7 @@ def last_tenth(value_N: FloatArray) -> FloatArray:
     return finite[-max(1, len(finite) // 10) :]
 
 
-def _tell(curve: Curve, metric: Metric) -> Told:
+def _tell(curve: Curve, metric: Metric) -> MetricReading:
     best = 1.0 if metric.of == "error_factor" else 0.0
     size_N = np.abs(curve.value_N - best)
     shape = shape_of(curve.step_N, size_N)
@@ -241,4 +241,4 @@ def _tell(curve: Curve, metric: Metric) -> Told:
     unsound_N = ~np.isfinite(curve.value_N)
     sound = np.flatnonzero(~unsound_N)
     ended = float(curve.step_N[sound[-1] + 1]) if len(sound) and unsound_N[-1] else math.nan
-    return Told(curve, metric, shape, level, k3, rules if len(sound) else (), int(unsound_N.sum()), ended)
+    return MetricReading(curve, metric, shape, level, k3, rules if len(sound) else (), int(unsound_N.sum()), ended)

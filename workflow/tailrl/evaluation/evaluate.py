@@ -28,7 +28,7 @@ from tailrl.artifacts.manifest import policy_digest, vouched_checksum, write_man
 from tailrl.config.jobs import Evaluation
 from tailrl.config.source_files import at_start, job_files
 from tailrl.evaluation.harness import FILTER, GREEDY, TASK, load_tasks, make_lm, read_held_out
-from tailrl.evaluation.parts import EvaluatedPolicy, Evaluee, Parts
+from tailrl.evaluation.parts import EvaluatedPolicy, Parts, PolicyToEvaluate
 from tailrl.model.policy import (
     check_vocabulary,
     encode_prompt,
@@ -121,7 +121,7 @@ def evaluate(
     named = [*(({"seed": seed}, folder) for seed, folder in policies), *of_steps]
     for _, folder in named:
         check_weights(folder)
-    every = [Evaluee(whose, folder, policy_digest(folder)) for whose, folder in named]
+    every = [PolicyToEvaluate(whose, folder, policy_digest(folder)) for whose, folder in named]
     problems = vouched_checksum(problems_file)
     parts = Parts(kept, problems, settings, prompts)
     number, processes = share
@@ -142,7 +142,7 @@ def evaluate(
     return Evaluated(summary, [sample for part in found for sample in part.samples], made_from)
 
 
-def _part(parts: Parts, policy: Evaluee) -> EvaluatedPolicy:
+def _part(parts: Parts, policy: PolicyToEvaluate) -> EvaluatedPolicy:
     part = parts.read(policy)
     if part is None:
         raise StorageError(f"{parts.folder}: the evaluation of {policy.folder} is gone or damaged; run the study again")
@@ -150,7 +150,7 @@ def _part(parts: Parts, policy: Evaluee) -> EvaluatedPolicy:
 
 
 def _evaluate(
-    policies: Sequence[Evaluee],
+    policies: Sequence[PolicyToEvaluate],
     parts: Parts,
     problems_file: Path,
     settings: Evaluation,

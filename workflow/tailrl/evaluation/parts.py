@@ -30,7 +30,7 @@ class EvaluatedPolicy(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluee:
+class PolicyToEvaluate:
     """A policy to evaluate: its training seed, the step of a snapshot, its folder, and its `policy_digest`."""
 
     whose: Mapping[str, int]
@@ -56,7 +56,7 @@ class Parts:
             **{name: str(versions[name]) for name in ("python", "torch", "transformers", "vllm", "lm_eval")},
         }
 
-    def write(self, policy: Evaluee, part: EvaluatedPolicy) -> None:
+    def write(self, policy: PolicyToEvaluate, part: EvaluatedPolicy) -> None:
         """Keep a policy's part; raises StudyError if the disk refuses."""
         data = part.model_dump_json(exclude_defaults=True).encode()
         path = self.folder / f"{self._name(policy)}-{_digest(data)}.json"
@@ -64,7 +64,7 @@ class Parts:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_whole(data, self.folder / f"writing-{os.getpid()}", path)
 
-    def read(self, policy: Evaluee) -> EvaluatedPolicy | None:
+    def read(self, policy: PolicyToEvaluate) -> EvaluatedPolicy | None:
         """A policy's part; None if it has none. Says which files are damaged, and leaves them out."""
         for path in sorted(self.folder.glob(f"{self._name(policy)}-*.json")):
             try:
@@ -76,7 +76,7 @@ class Parts:
             say(f"{path}: damaged, left out")
         return None
 
-    def _name(self, policy: Evaluee) -> str:
+    def _name(self, policy: PolicyToEvaluate) -> str:
         return f"policy-{digest_of({**self.made_from, **_texts(policy.whose), 'policy': policy.sha256})[:16]}"
 
 

@@ -241,10 +241,3 @@ def adapter_updates(folder: Path) -> dict[str, Tensor]:
             target = name.removeprefix("base_model.model.").replace(".lora_A.weight", ".weight")
             found[target] = scale * high_OR.float() @ low_RI.float()
     return found
-
-
-def adapter_scale(folder: Path) -> float:
-    """lora_alpha / r of an adapter."""
-    file = folder / ADAPTER_CONFIG
-    settings = parse_object(read_text(file).encode(), str(file))
-    return float(settings["lora_alpha"]) / float(settings["r"])

@@ -17,7 +17,7 @@ def resolved(
     correction: Correction,
     delta_T: Tensor,
     moved_T: Tensor,
-    logp_infer_T: Tensor,
+    logp_sampler_T: Tensor,
     share_T: Tensor | None = None,
 ) -> Correction:
     """The correction with each rule `by: batch` as a rule `by: token` at the limit that these tokens give.
@@ -26,13 +26,13 @@ def resolved(
         correction: its other settings stay.
         delta_T: [T], log r_corr of every token of the update inside the trainer's set.
         moved_T: [T], log r_ppo.
-        logp_infer_T: [T] nats, the sampler's log-probs.
+        logp_sampler_T: [T] nats, the sampler's log-probs.
         share_T: [T], how often each token occurs; None: once. The exact gradients' probe gives chances here.
     """
     rules = []
     for rule in correction.reject:
         if rule.by == "batch":
-            value_T = rule_values(rule, delta_T, moved_T, logp_infer_T, correction.log_ratio_limit)
+            value_T = rule_values(rule, delta_T, moved_T, logp_sampler_T, correction.log_ratio_limit)
             limit = largest_kept(value_T, rule.above or 0.0, share_T)
             rule = rule.model_copy(update={"by": "token", "above": limit})
         rules.append(rule)

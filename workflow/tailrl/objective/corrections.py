@@ -32,6 +32,7 @@ from tailrl.objective.rejections import k1, k3, rejections
 from tailrl.objective.sequences import check_packed, limited, sequence_any, sequence_mean, sequence_sum, times
 from tailrl.runtime.errors import ConfigurationError, DataError, NumericalError
 from tailrl.runtime.import_path import called, is_import_path
+from tailrl.runtime.older_names import accepts_older_names
 
 # --- weights of a sequence: (Δ_T, sequence_T, N, threshold) → weight [N], rejected [N] ----------------
 
@@ -184,7 +185,7 @@ def _of_ones_own(path: str) -> Callable[..., Judged]:
 
 
 @dataclass(frozen=True, slots=True)
-class Weighed:
+class BareWeights:
     """What a correction gives to T tokens in N sequences: see `Weights`."""
 
     weight_T: Tensor
@@ -213,6 +214,7 @@ class Weights:
     )
 
 
+@accepts_older_names(logp_infer_T="logp_sampler_T")
 @torch.no_grad()
 def correct(
     delta_T: Tensor,
@@ -221,7 +223,7 @@ def correct(
     count: int,
     correction: Correction,
     moved_T: Tensor | None = None,
-    logp_infer_T: Tensor | None = None,
+    logp_sampler_T: Tensor | None = None,
     advantage_T: Tensor | None = None,
     segment_T: Tensor | None = None,
 ) -> Weights:
@@ -237,7 +239,7 @@ def correct(
         correction: weights, thresholds and veto of the arm.
         moved_T: float32 [T], log r_ppo = log π_θ − log π_train_old (arXiv 2605.14220); ignored where outside. None: 0,
             as before the first update.
-        logp_infer_T: [T] nats, the sampler's log-probs, which rejections of tv and kl need; None where there are none.
+        logp_sampler_T: [T] nats, the sampler's log-probs, which rejections of tv and kl need; None: none do.
         advantage_T: [T], the advantage of the token's sequence, whose sign some rejections need.
         segment_T: int64 [T], each token's segment, which rejections by segment need; None: a sequence is one segment.
 
@@ -255,7 +257,7 @@ def correct(
     delta_T, moved_T = (values_T.masked_fill(outside_T, 0.0) for values_T in (delta_T, moved_T))
     raw_N = ratio(delta_T, sequence_T, count).masked_fill(outside_N, 0.0)
     outside = (outside_T, outside_N)
-    found = weigh(delta_T, moved_T, sequence_T, count, correction, logp_infer_T, advantage_T, outside, segment_T)
+    found = weigh(delta_T, moved_T, sequence_T, count, correction, logp_sampler_T, advantage_T, outside, segment_T)
     tokens_N = sequence_sum(torch.ones_like(delta_T), sequence_T, count)
     used_N = torch.where(tokens_N > 0, sequence_mean(found.weight_T, sequence_T, count), found.sequence_N)
     return Weights(
@@ -270,11 +272,11 @@ def weigh(
     sequence_T: Tensor,
     count: int,
     correction: Correction,
-    logp_infer_T: Tensor | None,
+    logp_sampler_T: Tensor | None,
     advantage_T: Tensor | None,
     outside: tuple[Tensor, Tensor] | None = None,
     segment_T: Tensor | None = None,
-) -> Weighed:
+) -> BareWeights:
     """The weights alone, with no sum over a sequence that they do not need. Its arguments are those of `correct`.
 
     `outside`: which tokens lie outside V_S, where delta_T and moved_T are 0, and which sequences have one; None: none.
@@ -285,7 +287,7 @@ def weigh(
     outside_T, outside_N = outside or (nothing_T, nothing_N)
     ratio_X = sequence_N.masked_fill(outside_N, 0.0) if correction.token == "none" else token_T * ~outside_T
     for rule in correction.reject:
-        judged = (delta_T, moved_T, sequence_T, count, logp_infer_T, advantage_T, correction.log_ratio_limit)
+        judged = (delta_T, moved_T, sequence_T, count, logp_sampler_T, advantage_T, correction.log_ratio_limit)
         falls_T, falls_N = rejections(rule, *judged, segment_T)
         masked_T, rejected_N = masked_T | falls_T, rejected_N | falls_N
     # Score centering knows a token's own chance to be dropped, and not a whole response's.
@@ -301,7 +303,7 @@ def weigh(
     if weight_T.isinf().any():
         largest = sequence_sum(delta_T, sequence_T, count).masked_fill(gone_N, -torch.inf).max().item()
         raise NumericalError(_overflow(correction, largest, delta_T.dtype))
-    return Weighed(weight_T, sequence_N, rejected_N, masked_T, vetoed_N, truncated_T, ratio_X)
+    return BareWeights(weight_T, sequence_N, rejected_N, masked_T, vetoed_N, truncated_T, ratio_X)
 
 
 def normaliser(correction: Correction, ratio_X: Tensor) -> float:

@@ -22,6 +22,7 @@ from tailrl.objective.reference_kl import kl_loss
 from tailrl.objective.safe_set import TokenLogprobs
 from tailrl.objective.sequences import check_logprobs, check_packed, sequence_any, times
 from tailrl.runtime.errors import DataError, NumericalError
+from tailrl.runtime.older_names import accepts_older_names
 
 
 def policy_gradient(logp_T: Tensor, advantage_T: Tensor, weight_T: Tensor, step_sequences: int) -> Tensor:
@@ -231,9 +232,10 @@ def loss(
 Surrogate = LossOutputs  # an older name
 
 
+@accepts_older_names(logp_infer_T="logp_sampler_T")
 def surrogate(
     logprobs: TokenLogprobs,
-    logp_infer_T: Tensor,
+    logp_sampler_T: Tensor,
     advantage_T: Tensor,
     sequence_T: Tensor,
     sequences: int,
@@ -248,7 +250,7 @@ def surrogate(
     """`loss` by its older name, with the fields of `LossInputs` one by one."""
     inputs = LossInputs(
         trainer=logprobs,
-        logp_sampler_T=logp_infer_T,
+        logp_sampler_T=logp_sampler_T,
         advantage_T=advantage_T,
         sequence_T=sequence_T,
         sequences=sequences,

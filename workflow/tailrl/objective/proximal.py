@@ -17,12 +17,12 @@ def interpolation(age_T: Tensor) -> Tensor:
     return torch.where(age_T > 0, (age_T - 1) / age_T.clamp(min=1), torch.zeros_like(age_T)).clamp(0, 1)
 
 
-def proximal_logprobs(logp_T: Tensor, logp_infer_T: Tensor, age_T: Tensor | None) -> Tensor:
+def proximal_logprobs(logp_T: Tensor, logp_sampler_T: Tensor, age_T: Tensor | None) -> Tensor:
     """log π_prox of each token, [T] nats, without gradient.
 
     Args:
         logp_T: [T] nats, the policy's.
-        logp_infer_T: [T] nats, the sampler's.
+        logp_sampler_T: [T] nats, the sampler's.
         age_T: [T], see `interpolation`.
 
     Raises:
@@ -30,4 +30,4 @@ def proximal_logprobs(logp_T: Tensor, logp_infer_T: Tensor, age_T: Tensor | None
     """
     if age_T is None:
         raise DataError("clip.proximal: loglinear needs the ages of the samples, in versions of the weights")
-    return logp_infer_T + interpolation(age_T.to(logp_T.dtype)) * (logp_T.detach() - logp_infer_T)
+    return logp_sampler_T + interpolation(age_T.to(logp_T.dtype)) * (logp_T.detach() - logp_sampler_T)

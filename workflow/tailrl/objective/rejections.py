@@ -139,19 +139,23 @@ def falls(rule: Rejection, value_X: Tensor, advantage_X: Tensor | None) -> Tenso
 
 
 def rule_values(
-    rule: Rejection, delta_T: Tensor, moved_T: Tensor, logp_infer_T: Tensor | None, log_ratio_limit: float | None = None
+    rule: Rejection,
+    delta_T: Tensor,
+    moved_T: Tensor,
+    logp_sampler_T: Tensor | None,
+    log_ratio_limit: float | None = None,
 ) -> Tensor:
     """The statistic that a rule judges, of each token, [T].
 
     Raises:
         StudyError: the statistic needs the sampler's log-probs, and none are given.
     """
-    if logp_infer_T is None and rule.of not in LOG_STATISTICS:
+    if logp_sampler_T is None and rule.of not in LOG_STATISTICS:
         raise DataError(f"correction.reject: of: {rule.of} needs the sampler's log-probs")
     ratio_T = {"r_corr": delta_T, "r_ppo": moved_T, "r_rollout": delta_T + moved_T}[rule.ratio]
     if rule.of in LOG_STATISTICS:
         ratio_T = limited(ratio_T, log_ratio_limit)
-    logq_T = torch.zeros_like(delta_T) if logp_infer_T is None else logp_infer_T
+    logq_T = torch.zeros_like(delta_T) if logp_sampler_T is None else logp_sampler_T
     return statistic(rule.of)(ratio_T, logq_T + delta_T if rule.ratio == "r_ppo" else logq_T)
 
 
@@ -161,7 +165,7 @@ def rejections(
     moved_T: Tensor,
     sequence_T: Tensor,
     count: int,
-    logp_infer_T: Tensor | None,
+    logp_sampler_T: Tensor | None,
     advantage_T: Tensor | None,
     log_ratio_limit: float | None = None,
     segment_T: Tensor | None = None,
@@ -173,7 +177,7 @@ def rejections(
     it before (`tailrl.objective.batch_rules`).
     """
     nothing_N = torch.zeros(count, dtype=torch.bool, device=delta_T.device)
-    value_T = rule_values(rule, delta_T, moved_T, logp_infer_T, log_ratio_limit)
+    value_T = rule_values(rule, delta_T, moved_T, logp_sampler_T, log_ratio_limit)
     if rule.by == "token":
         return falls(rule, value_T, advantage_T), nothing_N
     if rule.by == "batch":

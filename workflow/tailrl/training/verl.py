@@ -383,7 +383,7 @@ def _table(job: Job, rows: Sequence[Mapping[str, Any]]) -> TokenTable:
         sequence_T,
         len(rows),
         run.correction,
-        logp_infer_T=sampler_T.float(),
+        logp_sampler_T=sampler_T.float(),
         advantage_T=advantage_N.float()[sequence_T],
     )
     unknown_T = torch.full_like(trainer_T, math.nan)

@@ -170,10 +170,8 @@ def test_one_seed_a_part_is_a_paired_test_of_seeds() -> None:
     found = lines("smollm2_fp8", parts)
     assert [*found] == [("harm", "fp8_naive"), ("remedies", "fp8_token_tis"), ("remedies", "fp8_dvp")]
     for one in found.values():
-        pairs = [
-            (values(part[POOLED_SCORE][one.arm])[0], values(part[POOLED_SCORE][one.minus])[0])
-            for part in parts.values()
-        ]
+        scores = [part[POOLED_SCORE] for part in parts.values()]
+        pairs = [(values(score[one.arm])[0], values(score[one.minus])[0]) for score in scores]
         test = stats.ttest_rel(*np.array(pairs).T)
         assert [one.difference.low, one.difference.high, one.difference.p] == pytest.approx(
             [*test.confidence_interval(0.95), test.pvalue]

@@ -35,12 +35,15 @@ def compare(
     """
     trainer_PV, sampler_PV = logits_trainer_PV.double().log_softmax(-1), logits_sampler_PV.double().log_softmax(-1)
     delta_PV, mass_PV = trainer_PV - sampler_PV, sampler_PV.exp()
-    train_PSV, infer_PSV = (
+    trainer_set_PSV, sampler_set_PSV = (
         torch.stack([safe_set(logits_PV, "min_p", log_rho) for log_rho in log_rhos], 1)
         for logits_PV in (logits_trainer_PV, logits_sampler_PV)
     )
-    log_kept_train_PS, log_kept_infer_PS = _log_mass(trainer_PV, train_PSV), _log_mass(sampler_PV, infer_PSV)
-    both_PSV = train_PSV & infer_PSV
+    log_kept_trainer_PS, log_kept_sampler_PS = (
+        _log_mass(trainer_PV, trainer_set_PSV),
+        _log_mass(sampler_PV, sampler_set_PSV),
+    )
+    both_PSV = trainer_set_PSV & sampler_set_PSV
     found = (
         trainer_PV.gather(-1, tokens_P[:, None])[:, 0],
         sampler_PV.gather(-1, tokens_P[:, None])[:, 0],
@@ -52,13 +55,13 @@ def compare(
         torch.special.entr(trainer_PV.exp()).sum(-1),
         torch.special.entr(mass_PV).sum(-1),
         logits_trainer_PV.argmax(-1) != logits_sampler_PV.argmax(-1),
-        train_PSV.sum(-1, dtype=torch.int32),
-        infer_PSV.sum(-1, dtype=torch.int32),
+        trainer_set_PSV.sum(-1, dtype=torch.int32),
+        sampler_set_PSV.sum(-1, dtype=torch.int32),
         both_PSV.sum(-1, dtype=torch.int32),
-        log_kept_train_PS,
-        log_kept_infer_PS,
-        mass_PV[:, None].masked_fill(train_PSV, 0.0).sum(-1),
-        _masked_k3(trainer_PV, sampler_PV, log_kept_train_PS, log_kept_infer_PS, both_PSV),
+        log_kept_trainer_PS,
+        log_kept_sampler_PS,
+        mass_PV[:, None].masked_fill(trainer_set_PSV, 0.0).sum(-1),
+        _masked_k3(trainer_PV, sampler_PV, log_kept_trainer_PS, log_kept_sampler_PS, both_PSV),
         *_by_probability(trainer_PV, delta_PV, mass_PV),
         *_histograms(trainer_PV, delta_PV, mass_PV),
     )
@@ -73,11 +76,13 @@ def _excess(p_PV: Tensor, q_PV: Tensor) -> Tensor:
 
 
 def _masked_k3(
-    trainer_PV: Tensor, sampler_PV: Tensor, log_kept_train_PS: Tensor, log_kept_infer_PS: Tensor, both_PSV: Tensor
+    trainer_PV: Tensor, sampler_PV: Tensor, log_kept_trainer_PS: Tensor, log_kept_sampler_PS: Tensor, both_PSV: Tensor
 ) -> Tensor:
     """Expected k3 of a token sampled from V'_S, over the tokens in V_S too, [P, S]."""
     found_SP = []
-    for trainer_P, sampler_P, both_PV in zip(log_kept_train_PS.T, log_kept_infer_PS.T, both_PSV.unbind(1), strict=True):
+    for trainer_P, sampler_P, both_PV in zip(
+        log_kept_trainer_PS.T, log_kept_sampler_PS.T, both_PSV.unbind(1), strict=True
+    ):
         # One set at a time: all at once would take S times the memory of the other fields.
         excess_PV = _excess(sampler_PV - sampler_P[:, None], trainer_PV - trainer_P[:, None])
         found_SP.append(excess_PV.masked_fill(~both_PV, 0.0).sum(-1))

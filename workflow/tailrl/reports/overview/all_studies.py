@@ -11,7 +11,7 @@ from tailrl.artifacts.files import read_text
 from tailrl.artifacts.tables import write_csv
 from tailrl.claims.catalogue import Statement, words_of
 from tailrl.reports.figures import caption
-from tailrl.reports.overview.evidence import Answer, Shown, made_for, read_answers, verdicts_of_statements
+from tailrl.reports.overview.evidence import Answer, StudyResults, made_for, read_answers, verdicts_of_statements
 from tailrl.reports.page import Drawing, fragment, render
 
 MOST_LINKED = 3
@@ -52,7 +52,7 @@ def claims_page(found: Sequence[Answer], out: Path) -> str:
     )
 
 
-def _page(studies: Sequence[Shown], found: Sequence[Answer], out: Path) -> str:
+def _page(studies: Sequence[StudyResults], found: Sequence[Answer], out: Path) -> str:
     shown = [(study, _drawings(study, out), [read_text(path) for path in study.tables]) for study in studies]
     return render(
         "overview/all_studies.html.j2", shown=shown, limit=MOST_SHOWN, fragment=fragment, **_shared(found, out)
@@ -121,7 +121,7 @@ def _csv_row(answer: Answer) -> dict[str, object]:
     return {**named, **{name: getattr(line, name, "") for name in cells}, "made by": answer.made_by}
 
 
-def _drawings(study: Shown, out: Path) -> list[Drawing]:
+def _drawings(study: StudyResults, out: Path) -> list[Drawing]:
     return [
         Drawing(path, _caption(path), tuple(_relative(table, out) for table in tables))
         for path, tables in study.figures

@@ -74,14 +74,14 @@ def command_of(study: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Told(Verdict):
+class ReportedVerdict(Verdict):
     """A verdict with the current text of a known claim, and the path of its report, or None."""
 
     page: Path | None
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class StudyResults:
     """One study's results.
 
     Attributes:
@@ -94,7 +94,7 @@ class Shown:
     """
 
     name: str
-    claims: tuple[Told, ...]
+    claims: tuple[ReportedVerdict, ...]
     figures: tuple[tuple[Path, tuple[Path, ...]], ...]
     tables: tuple[Path, ...]
     page: Path | None
@@ -115,8 +115,8 @@ class Answer:
     command: str
     verdict: str
     words: str
-    study: Shown | None = None
-    line: Told | None = None
+    study: StudyResults | None = None
+    line: ReportedVerdict | None = None
     claim: str = ""
 
     @property
@@ -129,14 +129,14 @@ class Answer:
         return "make test" if self.verdict == DEFINITION else self.command
 
 
-def read_shown(roots: Iterable[Path]) -> list[Shown]:
+def read_shown(roots: Iterable[Path]) -> list[StudyResults]:
     """The studies with claims under folders such as results and docs/results, without searches for a dose.
 
     The first folder with a study's name wins. Raises StudyError if a table of claims cannot be read.
     """
     folders = list(roots)
     archives = read_made_for(folders).archives
-    found: dict[str, Shown] = {}
+    found: dict[str, StudyResults] = {}
     for root in folders:
         if is_published(root):
             for study in _published(root, archives):
@@ -156,14 +156,14 @@ def read_shown(roots: Iterable[Path]) -> list[Shown]:
     return list(found.values())
 
 
-def read_answers(roots: Iterable[Path]) -> tuple[list[Shown], list[Answer]]:
+def read_answers(roots: Iterable[Path]) -> tuple[list[StudyResults], list[Answer]]:
     """The studies of `read_shown`, and what they say of each statement."""
     folders = list(roots)
     studies = read_shown(folders)
     return studies, answers(studies, read_made_for(folders))
 
 
-def answers(studies: Sequence[Shown], known: MadeFor) -> list[Answer]:
+def answers(studies: Sequence[StudyResults], known: MadeFor) -> list[Answer]:
     """Every statement in order, with each of its lines, claim by claim; lines of its own study come first.
 
     Lines that cannot decide a claim are only counted, if another line can. Two studies may share runs to the bit: lines
@@ -201,11 +201,13 @@ def verdicts_of_statements(found: Iterable[Answer]) -> dict[str, str]:
     return verdicts
 
 
-def _spoken(statement: Statement, command: str, claim: str, lines: Sequence[tuple[Shown, Told]]) -> list[Answer]:
+def _spoken(
+    statement: Statement, command: str, claim: str, lines: Sequence[tuple[StudyResults, ReportedVerdict]]
+) -> list[Answer]:
     """The lines on one claim of the statement, or on several of a kind. Lines without an event are only counted if
     another line on the same claim has one."""
     decided = {line.id for _, line in lines if line.verdict not in SILENT}
-    found, rest = list[Answer](), list[tuple[Shown, Told]]()
+    found, rest = list[Answer](), list[tuple[StudyResults, ReportedVerdict]]()
     first: dict[tuple[object, ...], str] = {}
     for study, line in lines:
         if line.verdict in SILENT and line.id in decided:
@@ -222,7 +224,7 @@ def _spoken(statement: Statement, command: str, claim: str, lines: Sequence[tupl
     return found
 
 
-def _rest(rest: Sequence[tuple[Shown, Told]]) -> str:
+def _rest(rest: Sequence[tuple[StudyResults, ReportedVerdict]]) -> str:
     """Lines without an event in words, with their reason if it is the same for all."""
     names = dict.fromkeys(study.name for study, _ in rest)
     said = {line.seen.split(";")[0] for _, line in rest}
@@ -231,7 +233,7 @@ def _rest(rest: Sequence[tuple[Shown, Told]]) -> str:
     return f"{lines}, {where}: " + (said.pop() if len(said) == 1 else "nothing to test")
 
 
-def _published(root: Path, archives: Collection[str]) -> Iterator[Shown]:
+def _published(root: Path, archives: Collection[str]) -> Iterator[StudyResults]:
     """The studies of a folder of published results. Their figures are drawn where their pages are shown."""
     remedies = read_published(root, "arms")
     ablations = read_published(root, "ablations")
@@ -240,11 +242,11 @@ def _published(root: Path, archives: Collection[str]) -> Iterator[Shown]:
             continue
         pages = [row.pop(PAGE) for row in rows]
         claims = [
-            Told(**asdict(line) | {"claim": words_of(line.id, line.claim)}, page=root / name / f"{page}.md")
+            ReportedVerdict(**asdict(line) | {"claim": words_of(line.id, line.claim)}, page=root / name / f"{page}.md")
             for page, line in zip(pages, verdicts_of(rows, path_of(root, "claims")), strict=True)
         ]
         tables = dict.fromkeys(root / name / f"{row[PAGE]}.md" for row in ablations.get(name, []))
-        yield Shown(
+        yield StudyResults(
             name,
             tuple(claims),
             (),
@@ -261,10 +263,10 @@ def _tables(folder: Path) -> list[Path]:
     return own + sorted(folder.glob("*_claims.csv")) + sorted(folder.glob("ablations/*_claims.csv"))
 
 
-def _shown(name: str, places: Sequence[Path], command: str) -> Shown:
+def _shown(name: str, places: Sequence[Path], command: str) -> StudyResults:
     pages = {place: _page(place, name) for place in places}
     claims = [
-        Told(**asdict(row) | {"claim": words_of(row.id, row.claim)}, page=page)
+        ReportedVerdict(**asdict(row) | {"claim": words_of(row.id, row.claim)}, page=page)
         for place, page in pages.items()
         for path in _tables(place)
         for row in read_verdicts(path)
@@ -285,7 +287,7 @@ def _shown(name: str, places: Sequence[Path], command: str) -> Shown:
     page = next((page for page in pages.values() if page), None)
     written = (path.with_name(path.name.replace("_claims.csv", ".md")) for place in places for path in _tables(place))
     tables = tuple(path for path in written if path.suffix == ".md" and path.is_file())
-    return Shown(name, tuple(claims), tuple(figures), tables, page, remedies, command)
+    return StudyResults(name, tuple(claims), tuple(figures), tables, page, remedies, command)
 
 
 def _page(place: Path, name: str) -> Path | None:
