@@ -1,7 +1,7 @@
 # Thin on purpose: every target is one or two real commands. `make` alone prints them.
 
 # The paper's study and its smaller sister are for GPUs. Each list of pins has an environment of its own.
-PINS ?= envs/$(if $(filter figure1 gpu paper,$(MAKECMDGOALS)),gpu,cpu).txt
+PINS ?= envs/$(if $(filter figure1 afternoon night gpu paper,$(MAKECMDGOALS)),gpu,cpu).txt
 VENV ?= .venv$(subst -cpu,,-$(basename $(notdir $(PINS))))
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 # More arguments for the command behind a target: make reproduce ARGS="--configfile studies/tiny.yaml"

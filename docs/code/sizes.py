@@ -8,41 +8,44 @@ from itertools import product
 from pathlib import Path
 
 from blocks import filled
-from tailrl.config.load import read_study
+from tailrl.config.load import parse_study, read_study
 from tailrl.config.study import Study
-from tailrl.planning.machine import Machine
-from tailrl.planning.memory import place
-from tailrl.planning.plan import PROMPT, evaluation_seconds, host_bytes, policies_of, training_seconds
-from tailrl.planning.shapes import KNOWN, Shape, shape_of
-from tailrl.planning.times import step_seconds
-from tailrl.planning.work import work_of
+from tailrl.planning.machine import Machine, machines
+from tailrl.planning.plan import StudyPlan, evaluation_seconds, host_bytes, plan_job
+from tailrl.planning.shapes import KNOWN, Shape
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/how-to/gpu.md"
 POLICIES = ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-1.7B", "Qwen/Qwen3-4B", "Qwen/Qwen3-8B", "Qwen/Qwen3-14B")
-PCIE = {"link": 3.2e10}
-MACHINES = (
-    Machine.model_validate({"name": "RTX 4090", "memory": 24e9, "matmul": 165e12, "bandwidth": 1.01e12, **PCIE}),
-    Machine.model_validate({"name": "L40S", "memory": 48e9, "matmul": 362e12, "bandwidth": 0.864e12, **PCIE}),
-    Machine(name="H100", memory=80e9),
-    Machine(name="H200", memory=141e9, bandwidth=4.8e12),
-)
-"""By their data sheets; the rest is as for an H100."""
+MACHINES = tuple(machines()[name] for name in ("4090", "l40s", "h100", "h200"))
 DEVICES = (1, 2, 4, 8, 16)
 SHARES = (0.2, 0.3, 0.4, 0.5, 0.6)
 BUDGET = 4096
 """Tokens of a micro-batch: the longest response of `studies/gpu.yaml` and its prompt."""
+STEP = {
+    "name": "floors",
+    "policy": {"source": "pretrained", "path": POLICIES[0]},
+    "arms": {
+        "dvp_mis": {"vocabulary": {"rule": "min_p", "rho": "e-13"}, "correction": {"sequence": "mis", "veto": 1e-4}}
+    },
+    "training": {
+        **{"prompts": 8, "group_size": 64, "max_new_tokens": 512, "token_budget": 16_384},
+        **{"dtype": "bfloat16", "activation_checkpointing": True},
+    },
+}
+"""The step whose floors are shown: 512 responses of 512 tokens to 8 prompts."""
 
 
 def studies() -> str:
     """What the shipped studies take."""
 
     def lines() -> Iterator[str]:
-        for name, devices in (("gpu", 1), ("gpu", 8), ("paper", 8)):
+        for name, devices in (("night", 1), ("gpu", 1), ("gpu", 8), ("paper", 8)):
             study, machine = read_study(ROOT / f"studies/{name}.yaml"), MACHINES[2]
-            training = training_seconds(study, machine, devices) / 3600
-            evaluating = policies_of(study) * (evaluation_seconds(study, machine) or 0.0) / 3600
-            host = host_bytes(shape_of(study.policy), study.training, devices) / 1e9
+            plan = StudyPlan(study, machine, devices)
+            training = plan.training_seconds / 3600
+            evaluating = plan.policies * (evaluation_seconds(study, machine) or 0.0) / 3600
+            host = host_bytes(plan.shape, study.training, devices) / 1e9
             yield f"| `{name}` | {devices} × 80 GB | {host:,.0f} GB | {training:,.0f} h | {evaluating:,.0f} h |"
 
     head = ("| study | a run has | host memory | training, one run after another | evaluation, on one |", "| --- " * 5)
@@ -65,18 +68,32 @@ def _cell(study: Study, shape: Shape, machine: Machine) -> str:
         for shared, share in product((n for n in DEVICES if n <= devices), SHARES):
             sampler = arm.sampler.model_copy(update={"tensor_parallel": shared, "gpu_memory_utilization": share})
             run = arm.model_copy(update={"training": training, "sampler": sampler})
-            work = work_of(training, PROMPT, None, devices)
-            placed = place(shape, run, work, machine, devices)
-            if not placed.lacking:
-                fitting.append(sum(step_seconds(shape, run, work, placed.machine, devices).values()))
+            job = plan_job(shape, run, machine, devices)
+            if not job.placed.lacking:
+                fitting.append(job.step)
         if fitting:
             return f"{devices}: {min(fitting) * training.steps / 3600:.0f} h"
     return f"more than {DEVICES[-1]}"
 
 
+def floors() -> str:
+    """A step of STEP on an H100, by phase: what it computes and moves at least, and what the plan expects."""
+    machine = machines()["h100"]
+    lines = ["| policy | phase | 10^12 operations | GB moved | floor, s | planned, s |", "| --- " * 6 + "|"]
+    for name in POLICIES[:2]:
+        job = plan_job(KNOWN[name], parse_study(STEP).run("dvp_mis"), machine, 1)
+        for phase, floor in job.floors.items():
+            counted = f"{floor.operations / 1e12:,.0f} | {floor.moved / 1e9:,.0f} | {floor.seconds(machine):.2f}"
+            lines.append(f"| {name.split('/')[1]} | {phase} | {counted} | {job.seconds[phase]:.2f} |")
+        least = sum(floor.seconds(machine) for floor in job.floors.values())
+        lines.append(f"| {name.split('/')[1]} | a step | | | {least:.2f} | {job.step:.2f} |")
+    return "\n".join(lines)
+
+
 def page() -> str:
     """The page with its tables as they are now."""
-    return filled(PAGE, {"the studies' plans": studies(), "plans of larger policies": sizes()})
+    tables = {"the studies' plans": studies(), "plans of larger policies": sizes(), "floors of a step": floors()}
+    return filled(PAGE, tables)
 
 
 if __name__ == "__main__":

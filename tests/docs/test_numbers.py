@@ -14,7 +14,7 @@ from tailrl.config.load import read_study
 from tailrl.config.sampler import VllmSettings
 from tailrl.config.training import Training
 from tailrl.planning.machine import read_machine
-from tailrl.planning.plan import plan_page
+from tailrl.planning.plan import StudyPlan, plan_page
 from tailrl.planning.shapes import shape_of
 from tailrl.tasks.registry import load_task
 
@@ -51,7 +51,7 @@ def test_so_many_of_smollm2s_held_out_problems_are_in_order_already() -> None:
 def test_the_days_on_gpus_are_those_that_the_plan_expects() -> None:
     days = []
     for name, devices in (("gpu", 1), ("paper", 8)):
-        page = plan_page(read_study(ROOT / f"studies/{name}.yaml"), read_machine(None, "80GB"), devices, 200, None)
+        page = plan_page(StudyPlan(read_study(ROOT / f"studies/{name}.yaml"), read_machine(None, "80GB"), devices))
         days += [round(float(hours) / 24) for hours in re.findall(r"([\d.]+) h of (?:training|evaluating)", page)]
     assert days == [2, 0, 8, 3]
     assert "2 days on one GPU" in words("tutorials/reproduce.md")

@@ -260,11 +260,25 @@ def test_every_remedy_of_the_catalogue_has_a_test_a_metric_an_arm_and_a_cost(rem
     for entry in remedies:
         Arm.model_validate(entry["arm"])
         assert (ROOT / "tests" / "unit" / entry["test"]).is_file(), entry["test"]
-        assert ("metric" in entry) != bool(entry.get("unlogged")), entry["name"]
+        for has, why in (("metric", "unlogged"), ("preset", "unshipped"), ("exam", "unexamined")):
+            assert (has in entry) != bool(entry.get(why)), (entry["name"], has)
         assert entry.get("metric", CLIPPED) in METRICS, entry["name"]
         assert entry.get("preset", "verl/default") in presets(), entry["name"]
     assert {entry["name"] for entry in remedies if "metric" not in entry} == UNLOGGED
     assert {entry["kind"] for entry in remedies} == KINDS.keys()
+
+
+def test_what_is_no_correction_has_an_arm_a_test_and_a_metric(pages: dict[str, str]) -> None:
+    """And each remedy that was not built has its reason on the page."""
+    listed = yaml.safe_load((ROOT / "benchmarks" / "not_built.yaml").read_text(encoding="utf-8"))
+    metrics = yaml.safe_load((ROOT / "workflow/tailrl/tracking/metrics.yaml").read_text(encoding="utf-8"))
+    assert {"routing replay (R3)", "a lower learning rate"} == {entry["name"] for entry in listed["elsewhere"]}
+    for entry in listed["elsewhere"]:
+        Arm.model_validate(entry["arm"])
+        assert (ROOT / "tests" / "unit" / entry["test"]).is_file() and entry["metric"] in metrics, entry["name"]
+    shown = {row[0]: row for row in rows(pages["reference/corrections.md"])}
+    for entry in (*listed["elsewhere"], *listed["not_built"]):
+        assert len(shown[entry["name"]]) == len(entry) and all(shown[entry["name"]]), entry["name"]
 
 
 def test_a_remedy_is_of_the_kind_that_its_arm_and_its_metric_say(remedies: list[dict]) -> None:

@@ -17,7 +17,7 @@ from mutations import HOSTILE, mutated, mutated_bytes, to_json
 from tailrl.config.load import parse_settings, parse_study, read_config, read_study
 from tailrl.config.study import Study
 from tailrl.planning.machine import read_machine
-from tailrl.planning.plan import plan_page
+from tailrl.planning.plan import StudyPlan, plan_page
 from tailrl.runtime.errors import StudyError
 
 ROOT = Path(__file__).parents[2]
@@ -156,7 +156,7 @@ def read(folder: Path, name: str) -> None:
         study.run(arm).model_dump_json()
     assert parse_settings(Study, study.model_dump_json()) == study
     with contextlib.suppress(StudyError):  # sizes that are not known
-        plan_page(study, read_machine(None, "80GB"), 1, 200, None)
+        plan_page(StudyPlan(study, read_machine(None, "80GB"), 1))
 
 
 KIND = Kind("studies", prepare, cases, read)

@@ -46,6 +46,7 @@ CHECKS: dict[str, Check] = {
     "steps, bfloat16": partial(runs.step, "bfloat16", 1e-2, runs.TRANSFORMERS),
     "steps, exact engine": partial(runs.step, "float32", 0.0, runs.EXACT),
     "steps, verified": runs.verified,
+    "steps, experts": runs.experts,
     "steps, vLLM": partial(runs.vllm_step, 1e-2, {}),
     "steps, vLLM, compiled": partial(runs.vllm_step, 1e-2, {"enforce_eager": False}),
     "steps, vLLM, fp8 cache": partial(runs.vllm_step, None, {"kv_cache_dtype": "fp8_e4m3"}),

@@ -51,6 +51,7 @@ class Sizes:
     layers: int
     policy_vocabulary: int
     response: int
+    experts: int = 0  # of a layer, two for each token; 0: a dense policy
 
 
 CPU = Sizes(6, 16, 5000, 16, 1, 1, 64, 2, 320, 6)

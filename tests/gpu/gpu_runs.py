@@ -30,14 +30,15 @@ LONGEST = 2048  # prompt and response, tokens
 
 
 def make_policy(sizes: Sizes, seed: int = 0) -> "PreTrainedModel":
-    """A Llama with grouped queries and random weights, in float32 on the CPU; its distributions have peaks."""
+    """A Llama, or a Qwen3-MoE, with random weights, in float32 on the CPU; its distributions have peaks."""
     from shaped import shaped_policy
 
     from tailrl.planning.shapes import Shape
 
     heads = max(2, sizes.hidden // 64)
     widths = sizes.hidden, sizes.layers, heads, heads // 2, 64, 3 * sizes.hidden, sizes.policy_vocabulary
-    model = shaped_policy(Shape(*widths, tied=False), length=LONGEST, end=0, seed=seed)
+    mixture = {"normed": True, "experts": sizes.experts, "chosen": 2} if sizes.experts else {}
+    model = shaped_policy(Shape(*widths, tied=False, **mixture), length=LONGEST, end=0, seed=seed)
     with torch.no_grad():
         model.lm_head.weight.normal_(std=SPREAD / sizes.hidden**0.5)
     return model
@@ -203,6 +204,11 @@ def step(dtype: str, limit: float | None, sampler: Mapping[str, Any], _: str, si
         limit,
         note=f"{last[keys.TOKENS_PER_SECOND]:.3g} tokens/s: {seconds}",
     )
+
+
+def experts(device: str, sizes: Sizes) -> Found:
+    """Steps of a mixture of eight experts a layer, each as wide as the dense policy's MLP."""
+    return step("float32", 1e-2, TRANSFORMERS, device, replace(sizes, experts=8))
 
 
 def verified(device: str, sizes: Sizes) -> Found:

@@ -22,7 +22,7 @@ from outcome import compare, final
 from study_fixture import ROOT, copy_workflow
 
 from tailrl.config.load import read_study
-from tailrl.planning.requests import evaluation_request, policy_request, training_request
+from tailrl.planning.plan import evaluation_request, policy_request, training_request
 
 PLUGIN = "snakemake_executor_plugin_slurm"
 pytestmark = [

@@ -224,12 +224,14 @@ policy:
 training: {steps: 3, prompts: 4, group_size: 4, max_new_tokens: 24, keep_tokens_every: 1, dtype: float32}
 arms:
   naive: {sampler: {dtype: float32}}
-  naive_verl: {sampler: {dtype: float32}, training: {backend: verl, verl_overrides: OVERRIDES}}
-  dvp_mis_verl:
+  dvp_mis: &dvp_mis
     sampler: {dtype: float32}
-    training: {backend: verl, verl_overrides: OVERRIDES}
     vocabulary: {rule: min_p, rho: 1e-2}
     correction: {sequence: mis, sequence_threshold: 2.0}
+  naive_verl: {sampler: {dtype: float32}, training: {backend: verl, verl_overrides: OVERRIDES}}
+  dvp_mis_verl:
+    <<: *dvp_mis
+    training: {backend: verl, verl_overrides: OVERRIDES}
 evaluation:
   task: {name: arithmetic, problems: 16, terms: [2, 3], seed: 2}
   samples: 2
@@ -239,7 +241,7 @@ evaluation:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A study of three arms through Snakemake, two of them trained by verl on Ray; its results' folder."""
+    """A study of two arms, each trained by our own loop and by verl on Ray, through Snakemake; its results' folder."""
     folder = tmp_path_factory.mktemp("study")
     ours = ("max_model_len", "trainer.n", "mixed_precision", "trainer.logger", "filter_overlong", "checkpointing")
     machine = [line for line in ON_TWO_CORES if not any(name in line for name in ours)]
@@ -270,7 +272,7 @@ def test_a_study_on_verl_ends_with_its_report(finished: Path) -> None:
     assert (finished / "summary.html").is_file()
     page = (finished / "summary.md").read_text()
     assert "naive_verl" in page and "dvp_mis_verl" in page
-    for arm in ("naive", "naive_verl", "dvp_mis_verl"):
+    for arm in ("naive", "dvp_mis", "naive_verl", "dvp_mis_verl"):
         metrics = read_metrics(finished / f"train/{arm}/seed0")
         assert len(metrics[keys.STEP]) == 3
         # Both engines compute in float32.
@@ -278,5 +280,5 @@ def test_a_study_on_verl_ends_with_its_report(finished: Path) -> None:
         arrays = read_token_arrays(finished / f"train/{arm}/seed0")
         assert len(arrays["step"]) == metrics[keys.LENGTH].sum() * 16
         assert (finished / f"eval/{arm}.json").is_file()
-    pruned = read_metrics(finished / "train/dvp_mis_verl/seed0")
-    assert (pruned[keys.KEPT_MASS_TRAIN] < 1).all()
+    ours, verls = (read_metrics(finished / f"train/{arm}/seed0") for arm in ("dvp_mis", "dvp_mis_verl"))
+    assert (ours[keys.KEPT_MASS_TRAIN] < 1).all() and (verls[keys.KEPT_MASS_TRAIN] < 1).all()

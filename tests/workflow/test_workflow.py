@@ -347,11 +347,10 @@ def test_the_rules_are_formatted(workflow: Workflow) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-@pytest.mark.parametrize("name", ["gpu", "paper"])
-def test_the_studies_of_larger_machines_are_planned(workflow: Workflow, name: str) -> None:
+@pytest.mark.parametrize(("name", "runs"), [("night", "3"), ("gpu", "9"), ("paper", "3")])
+def test_the_studies_of_larger_machines_are_planned(workflow: Workflow, name: str, runs: str) -> None:
     """From data sets and models that nobody has fetched here: nothing is read before a job needs it."""
     result = workflow.run("snakemake", "--dry-run", "figure1", "--configfile", f"studies/{name}.yaml")
     assert result.returncode == 0, result.stdout + result.stderr
     counts = dict(re.findall(r"^(\w+) +(\d+)$", result.stdout + result.stderr, re.MULTILINE))
-    runs = {"gpu": "9", "paper": "3"}[name]
     assert (counts["train"], counts["evaluate"], counts["figure1"]) == (runs, "4", "1")

@@ -20,7 +20,7 @@ def ranks_of(rule):
 # it imports torch.
 asks = on_cluster and workflow.is_main_process
 if asks:
-    from tailrl.planning.requests import (
+    from tailrl.planning.plan import (
         comparison_request,
         evaluation_request,
         policy_request,

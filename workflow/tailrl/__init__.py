@@ -13,7 +13,9 @@ Sampling        make_sampler, Decoding, Request, Rollout: vLLM, transformers and
 Training        train: one arm with one seed; load_policy, load_tokenizer
 Diagnosis       diagnose: the mismatch in a log of any framework, its causes, and each remedy replayed on it
                 explain: the log recomputed with its model under many hypotheses, and the one that reproduces it
-Results         read_results: what a study's runs left; StudyError: one sentence on what is wrong and where
+Results         read_results: what a study's runs left
+Errors          StudyError: one sentence on what is wrong and where; its kinds are ConfigurationError, DataError,
+                ModelError and StorageError
 TRL             with_dvp: RLOOTrainer and GRPOTrainer on the constrained objective; needs TRL
 """
 
@@ -45,7 +47,7 @@ _MODULES = {
     "artifacts.results": ("read_results",),
     "diagnosis.diagnosis": ("diagnose",),
     "explanation.explanation": ("explain",),
-    "runtime.errors": ("StudyError",),
+    "runtime.errors": ("ConfigurationError", "DataError", "ModelError", "StorageError", "StudyError"),
     "integrations.trl": ("with_dvp",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}

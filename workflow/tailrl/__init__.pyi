@@ -30,6 +30,10 @@ from tailrl.rollout import Decoding as Decoding
 from tailrl.rollout import make_sampler as make_sampler
 from tailrl.rollout.types import Request as Request
 from tailrl.rollout.types import Rollout as Rollout
+from tailrl.runtime.errors import ConfigurationError as ConfigurationError
+from tailrl.runtime.errors import DataError as DataError
+from tailrl.runtime.errors import ModelError as ModelError
+from tailrl.runtime.errors import StorageError as StorageError
 from tailrl.runtime.errors import StudyError as StudyError
 from tailrl.training.loop import train as train
 

@@ -2,6 +2,7 @@
 
 import ast
 import csv
+from collections.abc import Sequence
 from pathlib import Path
 
 from docsite.markdown import filtered, first_sentence, table
@@ -18,8 +19,11 @@ CATALOGUE = """## The catalogue
 
 ρ_t = p/q = e^Δ_t, of trainer and sampler. A mask drops tokens. A rejection drops responses; MIS weights those that it
 keeps. The metric says what a remedy drops, truncates or adds. The last column is the CPU time of one update, from
-`benchmarks/remedies.py`; what an engine does more is not in it. Routing replay (R3) is no correction, but a setting of
-sampler and training: [a mixture of experts](../concepts/experts.md).
+`benchmarks/remedies.py`; what an engine does more is not in it.
+"""
+
+ELSEWHERE = """Settings of sampler or trainer that a paper or a framework has as a remedy. They are no corrections. Of
+routing replay: [a mixture of experts](../concepts/experts.md).
 """
 
 INFINITE = """A ratio beyond e^88 is infinite in float32. A token whose response is dropped weighs 0 all the same. The
@@ -77,8 +81,10 @@ def corrections_page(root: Path) -> str:
             HEAD,
             CATALOGUE,
             filtered(_catalogue(root), "remedies", "remedies", ("kind", "framework")),
+            "### Not a correction\n\n" + ELSEWHERE,
+            _listed(root, "elsewhere", ("remedy", "arm", "source", "preset", "test", "metric", "cost of an update")),
             "### Not built\n\nRemedies that have no arm here, each with the reason.\n",
-            _not_built(root),
+            _listed(root, "not_built", ("remedy", "source", "what it does", "why it is not here")),
             "### Bias, noise and cost\n\n" + EXAM,
             _exam(root),
             "![Bias against standard deviation of every remedy, a panel for each cause and k3]"
@@ -176,15 +182,22 @@ def _centering(root: Path) -> str:
     )
 
 
-def _not_built(root: Path) -> str:
-    """Remedies of papers without an arm, and why."""
+def _listed(root: Path, group: str, header: Sequence[str]) -> str:
+    """A group of remedies without a row in the catalogue: the columns are an entry's keys, in their order."""
     import yaml
 
-    entries = yaml.safe_load((root / "benchmarks" / "not_built.yaml").read_text(encoding="utf-8"))
-    keys = ("name", "source", "what", "why")
-    return table(
-        ("remedy", "source", "what it does", "why it is not here"), ([e[key] for key in keys] for e in entries)
-    )
+    entries = yaml.safe_load((root / "benchmarks" / "not_built.yaml").read_text(encoding="utf-8"))[group]
+    cells = [[_cell(key, value) for key, value in entry.items()] for entry in entries]
+    return table(header, cells)
+
+
+def _cell(key: str, value: object) -> str:
+    """A value as a table shows it: an arm as YAML; tests and metrics by their names."""
+    import yaml
+
+    if isinstance(value, dict):
+        return f"`{yaml.safe_dump(value, default_flow_style=True, width=1000).strip()[1:-1]}`"
+    return f"`{value}`" if key in ("test", "metric") else str(value)
 
 
 def _exam(root: Path) -> str:
@@ -208,6 +221,8 @@ def _exam(root: Path) -> str:
             for cause in causes
             for dose in doses
         ]
+        if arm is None:
+            cells[0] = f"none: {entry['unexamined']}"
         rows.append((entry["name"], *cells, cost[entry["name"]]))
     titles = {"bias": "bias of tokens", "old": "old weights"}
     header = [f"{titles.get(cause, cause)}, {dose:g}" for cause in causes for dose in doses]
@@ -234,7 +249,7 @@ def _catalogue(root: Path) -> str:
             entry["formula"],
             entry["source"],
             entry.get("preset", "none").partition("/")[0],
-            f"`{entry['preset']}`" if "preset" in entry else entry.get("unshipped", ""),
+            f"`{entry['preset']}`" if "preset" in entry else f"none: {entry['unshipped']}",
             f"`{entry['test']}`",
             f"`{entry['metric']}`" if "metric" in entry else f"none: {entry['unlogged']}",
             cost[entry["name"]],

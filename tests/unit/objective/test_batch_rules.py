@@ -70,4 +70,5 @@ def test_a_resolved_rule_judges_single_tokens() -> None:
 def test_the_smallest_stays_and_nothing_is_nothing() -> None:
     assert largest_kept(torch.tensor([3.0, 2.0, 5.0]), 1.0) == 2.0
     assert largest_kept(torch.tensor([3.0, 2.0, 5.0]), 2.5) == 3.0
+    assert largest_kept(torch.tensor([3.0, 2.0, 5.0]), 3.4) == math.inf
     assert largest_kept(torch.tensor([]), 1.0) == math.inf

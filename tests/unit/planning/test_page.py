@@ -1,5 +1,6 @@
 """What the plan makes of its counts: what fits, where the engine lies, how a step's time goes with its sizes."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,12 @@ from tailrl.cli.command_line import run
 from tailrl.config.jobs import Run
 from tailrl.config.load import parse_study, read_study
 from tailrl.config.study import Study
-from tailrl.planning.machine import Machine, read_machine
+from tailrl.config.tasks.aime25 import Aime25Task
+from tailrl.planning.machine import Machine, machines, read_machine
 from tailrl.planning.memory import engine_memory, peak, place, training_memory
-from tailrl.planning.plan import host_bytes, plan_page, what_would_fit
+from tailrl.planning.plan import StudyPlan, evaluation_seconds, host_bytes, plan_page
 from tailrl.planning.shapes import KNOWN
-from tailrl.planning.times import sampling_seconds, step_seconds, update_seconds
+from tailrl.planning.times import sampling_seconds, step_floors, step_seconds, update_seconds
 from tailrl.planning.work import Work
 from tailrl.runtime.errors import StudyError
 
@@ -88,8 +90,8 @@ def test_a_mixture_in_few_bits_has_no_plan() -> None:
     policy = {"source": "pretrained", "path": "Qwen/Qwen3-30B-A3B"}
     given = {"name": "s", "policy": policy, "arms": {"a": {"sampler": {"quantization": "int8"}}}}
     with pytest.raises(StudyError, match=r"^arms\.a\.sampler\.quantization: the policy is a mixture, whose"):
-        plan_page(parse_study(given), H100, 1, 100, None)
-    assert "experts: 128 a layer" in plan_page(parse_study(given | {"arms": {"a": {}}}), H100, 1, 100, None)
+        plan_page(StudyPlan(parse_study(given), H100, 1))
+    assert "experts: 128 a layer" in plan_page(StudyPlan(parse_study(given | {"arms": {"a": {}}}), H100, 1))
 
 
 def test_vllm_has_its_share_of_a_gpu_and_the_trainer_the_rest() -> None:
@@ -174,65 +176,116 @@ def test_devices_that_share_an_engine_read_a_slice_and_add_up() -> None:
     assert slow - sampling[1] == pytest.approx(100 * added / 1e9)
 
 
+# --- floors --------------------------------------------------------------------------------------------
+
+
+def test_a_floor_counts_the_least_operations_and_bytes() -> None:
+    """By hand: 28 layers of 15,728,640 entries and 151,936 x 1,024 of the embedding; 57,344 numbers cached a token."""
+    layers, embedding, cached = 440_401_920, 155_582_464, 2 * 57_344
+    floors = step_floors(SMALL, run_of(dtype="bfloat16"), WORK, H100)
+    rollout, update = floors["rollout"], floors["forward and backward"]
+    attended = 4 * 28 * 16 * 128 * 600
+    assert rollout.operations == 64_000 * (2 * (layers + embedding) + attended) + 2 * layers * 800
+    assert rollout.moved == 1000 * (2 * (layers + embedding) + 64 * cached * 600)
+    assert rollout.seconds(H100) == rollout.moved / 3.35e12
+    attention = 6 * 28 * 16 * 128 * 64 * 1100**2
+    assert update.operations == 6 * layers * (800 + 64 * 999) + attention + 6 * embedding * 64_000
+    assert update.seconds(H100) == update.operations / 989e12
+    assert floors["optimizer"].moved == 32 * SMALL.parameters, "AdamW reads five matrices and writes three"
+
+
+@pytest.mark.parametrize("machine", machines())
+def test_no_phase_is_planned_below_its_floor(machine: str) -> None:
+    for name in ("gpu", "paper"):
+        plan = StudyPlan(read_study(ROOT / f"studies/{name}.yaml"), read_machine(machine, None), 8)
+        for job in plan.jobs.values():
+            floors = {phase: floor.seconds(job.placed.machine) for phase, floor in job.floors.items()}
+            assert floors.keys() == job.seconds.keys()
+            assert all(0 < floors[phase] <= job.seconds[phase] * (1 + 1e-12) for phase in floors), floors
+
+
+def test_a_plan_says_what_arms_on_verl_need() -> None:
+    study = read_study(ROOT / "studies/night.yaml")
+    assert "verl" not in plan_page(StudyPlan(study, H100, 2))
+    given = study.model_dump(exclude_unset=True)
+    given["arms"]["dvp"]["training"] = {"backend": "verl"}
+    page = plan_page(StudyPlan(parse_study(given), H100, 2))
+    assert "verl trains dvp: an environment of its own" in page and "Ray with 2 GPUs" in page
+    # Three of verl's checkpoints: weights and moments in float32, and the policy in bfloat16.
+    assert f"  disk: {3 * 14 * KNOWN['Qwen/Qwen3-1.7B'].parameters / 1e9:,.1f} GB of verl's own checkpoints" in page
+
+
 # --- the page ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("response", [200, 1000, 3900, None])
 def test_the_shipped_studies_fit_their_devices_at_every_length(response: int | None) -> None:
-    eight = plan_page(paper(), H100, 8, 200, response)
-    one = plan_page(read_study(ROOT / "studies/gpu.yaml"), H100, 1, 200, response)
+    eight = plan_page(StudyPlan(paper(), H100, 8, response=response))
+    one = plan_page(StudyPlan(read_study(ROOT / "studies/gpu.yaml"), H100, 1, response=response))
     assert "of 80: it fits" in eight and "of 80: it fits" in one
-    assert "it does not fit" in plan_page(paper(), H100, 4, 200, response)
+    assert "it does not fit" in plan_page(StudyPlan(paper(), H100, 4, response=response))
+
+
+@pytest.mark.parametrize(("name", "machine", "hours"), [("afternoon", "4090", 5), ("night", "h100", 12)])
+def test_a_study_for_some_hours_fits_its_card_and_them(name: str, machine: str, hours: float) -> None:
+    """With every response as long as it may be, and its evaluation on AIME25."""
+    study = read_study(ROOT / f"studies/{name}.yaml")
+    plan = StudyPlan(study, read_machine(machine, None), 1)
+    evaluating = plan.policies * (evaluation_seconds(study, plan.machine) or math.inf)
+    assert not plan.refusal and (plan.training_seconds + evaluating) / 3600 < hours
+    assert isinstance(study.evaluation.task, Aime25Task)
+    assert StudyPlan(study, read_machine(machine, "12GB"), 1).refusal, "with half of the memory it does not"
 
 
 def test_a_micro_batch_of_four_times_the_tokens_does_not_fit_the_papers_study() -> None:
     """Shorter responses fill it up."""
     study = paper()
     training = study.training.model_copy(update={"token_budget": 32_768})
-    assert "it does not fit" in plan_page(study.model_copy(update={"training": training}), H100, 8, 200, 3900)
+    larger = study.model_copy(update={"training": training})
+    assert "it does not fit" in plan_page(StudyPlan(larger, H100, 8, response=3900))
 
 
 def test_one_sentence_says_what_would_fit() -> None:
-    """Without its gradients a policy has 12 bytes a parameter beside vLLM's share: of 80 GB, 3.6 billion fit."""
     large = read_study(ROOT / "studies/gpu.yaml")
     large = large.model_copy(update={"policy": large.policy.model_copy(update={"path": "Qwen/Qwen3-4B-Base"})})
-    said = what_would_fit(large, H100, 1)
+    said = StudyPlan(large, H100, 1).refusal
     assert said == (
-        "a policy of 4.0 billion parameters does not fit 1 x 80 GB: training takes 16 bytes a parameter, 64 GB, and "
-        "room is for 3.6 billion less activations; 2 such devices would (--set-resources train:ranks=2) or 1 of 96 GB "
-        "would"
+        "a policy of 4.0 billion parameters does not fit 1 x 80 GB: arm naive lacks 5.3 GB of each, where its largest "
+        "part is optimizer state; 2 such devices would (--set-resources train:ranks=2) or 1 of 96 GB would"
     )
-    assert plan_page(large, H100, 1, 200, None).startswith(f"gpu: does not fit: {said}\n")
-    assert plan_page(large, H100, 2, 200, None).startswith("gpu: fits 2 x 80 GB\n")
-    assert not what_would_fit(large, H100, 2)
-    assert not what_would_fit(large, H100.model_copy(update={"memory": 96e9}), 1)
-    assert what_would_fit(paper(), H100.model_copy(update={"memory": 6e9}), 64).endswith("; 64 of 48 GB would")
+    assert plan_page(StudyPlan(large, H100, 1)).startswith(f"gpu: does not fit: {said}\n")
+    assert plan_page(StudyPlan(large, H100, 2)).startswith("gpu: fits 2 x 80 GB\n")
+    assert not StudyPlan(large, H100, 2).refusal
+    assert not StudyPlan(large, H100.model_copy(update={"memory": 96e9}), 1).refusal
+    assert StudyPlan(paper(), H100.model_copy(update={"memory": 6e9}), 64).refusal.endswith("; 64 of 48 GB would")
 
 
 def test_a_plan_says_whose_speed_it_has(tmp_path: Path) -> None:
     """Another memory leaves the H100's speed, and the plan says so; a file has its own."""
     file = tmp_path / "card.yaml"
     file.write_text("{memory: 24e9, matmul: 165e12, bandwidth: 1.01e12}", encoding="utf-8")
-    small, card = (plan_page(paper(), read_machine(*given), 8, 200, None) for given in ((None, "24GB"), (file, None)))
-    assert small.count("at the speed of H100 SXM") == 2 and "--machine FILE" in small
-    assert card.count(f"at the speed of the machine of {file}") == 2 and "--machine FILE" not in card
+    speeds = (read_machine(None, "24GB"), read_machine(str(file), None), read_machine("4090", None))
+    small, card, named = (plan_page(StudyPlan(paper(), machine, 8)) for machine in speeds)
+    assert small.count("at the speed of H100 SXM") == 2 and "--machine h100, h200" in small
+    assert card.count(f"at the speed of the machine of {file}") == 2 and "--machine h100" not in card
+    assert named.count("at the speed of RTX 4090") == 2
     assert small.startswith("paper: does not fit: ") and card.startswith("paper: does not fit: ")
 
 
 def test_the_plan_of_the_papers_study() -> None:
-    eight, four = (plan_page(paper(), H100, devices, 200, None) for devices in (8, 4))
+    eight, four = (plan_page(StudyPlan(paper(), H100, devices)) for devices in (8, 4))
     assert "14,768.3 million, 13,212.5 without embedding and head" in eight
     assert "4,194,304 sampled tokens" in eight
     assert "vLLM has 28% of each of the 4 that share one, with room for 43 sequences" in eight
-    assert "the largest part is optimizer state" in four
+    assert "its largest part is optimizer state" in four
 
 
 def test_policies_are_the_base_and_every_snapshot() -> None:
     study = paper().model_copy(update={"seeds": (0, 1)})
     assert list(study.training.snapshots) == list(range(25, 500, 25))
-    assert "of evaluating 121 policies" in plan_page(study, H100, 8, 200, None), "1 + 3 arms x 2 seeds x 20"
+    assert "of evaluating 121 policies" in plan_page(StudyPlan(study, H100, 8)), "1 + 3 arms x 2 seeds x 20"
     naive = study.arms["naive"].model_copy(update={"seeds": (0, 1, 2, 3, 4)})
-    more = plan_page(study.model_copy(update={"arms": study.arms | {"naive": naive}}), H100, 8, 200, None)
+    more = plan_page(StudyPlan(study.model_copy(update={"arms": study.arms | {"naive": naive}}), H100, 8))
     assert "3 arms, 9 runs, a job on 8" in more and "of evaluating 181 policies" in more, "1 + (5 + 2 + 2) x 20"
     unknown = parse_study(
         {
@@ -242,7 +295,7 @@ def test_policies_are_the_base_and_every_snapshot() -> None:
             "evaluation": {"task": {"name": "dapo_math"}},
         }
     )
-    assert "how many problems it has is not known before" in plan_page(unknown, H100, 1, 200, None)
+    assert "how many problems it has is not known before" in plan_page(StudyPlan(unknown, H100, 1))
 
 
 def test_ranks_share_the_policys_file_on_a_machine() -> None:
@@ -256,12 +309,16 @@ def test_a_machine_is_read(tmp_path: Path) -> None:
     assert read_machine(None, None) == Machine()
     assert (read_machine(None, "40GB").memory, read_machine(None, "40 GiB").memory) == (40e9, 40 * 2**30)
     (tmp_path / "m.yaml").write_text("name: A100\nmatmul: 312.0e12\n", encoding="utf-8")
-    assert read_machine(tmp_path / "m.yaml", None).matmul == 312e12
+    assert read_machine(str(tmp_path / "m.yaml"), None).matmul == 312e12
+    assert (read_machine("L40S", None).memory, read_machine("l40s", "40GB").memory) == (48e9, 40e9)
+    assert read_machine("l40s", "40GB").matmul == 362e12 and not read_machine("laptop", None).gpu
+    with pytest.raises(StudyError, match=r"^--machine 5090: no file, and none of h100, h200, l40s, 4090, laptop$"):
+        read_machine("5090", None)
     with pytest.raises(StudyError, match=r"--memory 80: write it as 80GB or 80GiB"):
         read_machine(None, "80")
     (tmp_path / "m.yaml").write_text("matmull: 1.0\n", encoding="utf-8")
     with pytest.raises(StudyError, match=r"matmull is not a known key \(did you mean 'matmul'\?\)"):
-        read_machine(tmp_path / "m.yaml", None)
+        read_machine(str(tmp_path / "m.yaml"), None)
 
 
 @pytest.mark.parametrize(("memory", "code"), [("80GB", 0), ("24GB", 1)])

@@ -6,8 +6,8 @@ import pytest
 
 from tailrl.config.load import parse_study
 from tailrl.config.study import Study
-from tailrl.planning.plan import AT_ONCE_BYTES
-from tailrl.planning.requests import (
+from tailrl.planning.plan import (
+    AT_ONCE_BYTES,
     PROCESS_BYTES,
     UNKNOWN,
     comparison_request,

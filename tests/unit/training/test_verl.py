@@ -35,7 +35,7 @@ steps = int(lines["trainer.total_training_steps"])
 last = int(os.environ.get("STOP_AFTER", steps))
 logged = pathlib.Path(lines["tailrl.log.folder"])
 logged.mkdir(parents=True, exist_ok=True)
-with open(os.environ["VERL_FILE_LOGGER_PATH"], "w") as file:
+with open(lines["ray_kwargs.ray_init.runtime_env.env_vars.VERL_FILE_LOGGER_PATH"], "w") as file:
     for step in range(begun + 1, last + 1):
         shutil.copy(f"{replay}/{{step}}.jsonl", logged)
         data = {{"actor/lr": 1e-3, "actor/pg_loss": 0.5, "actor/grad_norm": 2.0, "actor/entropy": 9.0, "none": None}}
@@ -108,6 +108,20 @@ def by_verl(runs: Runs, **training: Any) -> Run:
 def train(runs: Runs, run: Run, name: str = "out") -> Path:
     verl.train(run, 5, runs.policy, runs.folder / "problems.jsonl", runs.folder / name, runs.folder, devices=2)
     return runs.folder / name
+
+
+def test_a_look_at_the_metrics_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
+    """Of a file that grows, each whole line once; half a line waits for its rest."""
+    file = tmp_path / "metrics.jsonl"
+    lines = [json.dumps({"step": step, "data": {"actor/lr": 0.1 * step, "actor/kl": None}}) for step in (1, 2, 3)]
+    assert verl._read_points(file) == ({}, 0)
+    file.write_text(f"{lines[0]}\n" + json.dumps({"step": 0, "data": {"val/acc": 1}}) + f"\n{lines[1][:9]}")
+    first, end = verl._read_points(file)
+    assert first == {1: {"actor/lr": 0.1}} and verl._read_points(file, end) == ({}, end)
+    with file.open("a") as opened:
+        opened.write(f"{lines[1][9:]}\n{lines[2]}\n")
+    later, end = verl._read_points(file, end)
+    assert list(later) == [2, 3] and end == file.stat().st_size and verl._read_points(file, end) == ({}, end)
 
 
 def test_its_results_are_those_of_our_own_loop(runs: Runs) -> None:

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 
 from tailrl.artifacts.tables import read_csv, write_csv
 from tailrl.config.messages import sentences
-from tailrl.runtime.errors import StudyError, one_line
+from tailrl.runtime.errors import DataError, one_line
 
 Cell = Annotated[float, BeforeValidator(lambda cell: math.nan if cell == "" else cell)]
 
@@ -76,5 +76,5 @@ def verdicts_of(rows: Iterable[Mapping[str, str]], path: Path) -> list[Verdict]:
         try:
             found.append(_ROW.validate_python(row))
         except ValidationError as error:
-            raise StudyError(f"{path}, line {number}: {one_line(sentences(error))}") from None
+            raise DataError(f"{path}, line {number}: {one_line(sentences(error))}") from None
     return found

@@ -15,7 +15,7 @@ from tailrl.artifacts.manifest import read_vouched
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.artifacts.records import Count
 from tailrl.config.jobs import Evaluation
-from tailrl.runtime.errors import StudyError, writing
+from tailrl.runtime.errors import DataError, writing
 
 
 class ProblemScores(Record):
@@ -178,23 +178,23 @@ def read_evaluation_file(path: Path) -> EvaluationFile:
     found = parse_record(EvaluationFile, read_vouched(path, manifest_of(path)), path)
     every = [*found.policies, *found.snapshots]
     if not found.policies or not all(policy.per_problem for policy in every):
-        raise StudyError(f"{path}: holds no policy, or a policy without problems")
+        raise DataError(f"{path}: holds no policy, or a policy without problems")
     if len({tuple((item.id, len(item.correct)) for item in policy.per_problem) for policy in every}) > 1:
-        raise StudyError(f"{path}: its policies differ in problems or samples per problem")
+        raise DataError(f"{path}: its policies differ in problems or samples per problem")
     first = every[0].per_problem
     if len({item.id for item in first}) < len(first):
-        raise StudyError(f"{path}: two problems have the same id")
+        raise DataError(f"{path}: two problems have the same id")
     if any(len({item.greedy is None for item in policy.per_problem}) > 1 for policy in every):
-        raise StudyError(f"{path}: some problems of a policy have a greedy response, and some have none")
+        raise DataError(f"{path}: some problems of a policy have a greedy response, and some have none")
     if {len(item.correct) for item in first} != {found.samples_per_problem}:
-        raise StudyError(f"{path}: a problem does not have {found.samples_per_problem} samples")
+        raise DataError(f"{path}: a problem does not have {found.samples_per_problem} samples")
     if len({(policy.seed, policy.step) for policy in every}) < len(every):
-        raise StudyError(f"{path}: holds a policy twice")
+        raise DataError(f"{path}: holds a policy twice")
     if len({policy.prompts for policy in every if policy.prompts}) > 1:
-        raise StudyError(f"{path}: its policies were given different prompt tokens; remove it to evaluate them anew")
+        raise DataError(f"{path}: its policies were given different prompt tokens; remove it to evaluate them anew")
     for policy in every:
         if why := policy.wrong(found.max_new_tokens):
-            raise StudyError(f"{path}: seed {policy.seed}: {why}")
+            raise DataError(f"{path}: seed {policy.seed}: {why}")
     return found
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tailrl.config.messages import sentences
-from tailrl.runtime.errors import StudyError, one_line, reason
+from tailrl.runtime.errors import DataError, StorageError, one_line, reason
 from tailrl.runtime.jsonl import numbered_lines
 from tailrl.runtime.limits import regular
 
@@ -33,9 +33,9 @@ def read_bytes(path: Path) -> bytes:
         with open(path, "rb", opener=regular) as file:
             return file.read()
     except FileNotFoundError:
-        raise StudyError(f"{path}: is missing") from None
+        raise StorageError(f"{path}: is missing") from None
     except OSError as error:
-        raise StudyError(f"{path}: cannot be read: {reason(error)}") from None
+        raise StorageError(f"{path}: cannot be read: {reason(error)}") from None
 
 
 def read_text(path: Path) -> str:
@@ -43,7 +43,7 @@ def read_text(path: Path) -> str:
     try:
         return read_bytes(path).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise StudyError(f"{path}: cannot be read: {reason(error)}") from None
+        raise StorageError(f"{path}: cannot be read: {reason(error)}") from None
 
 
 def parse_object(text: str | bytes, where: object) -> dict[str, Any]:
@@ -51,9 +51,9 @@ def parse_object(text: str | bytes, where: object) -> dict[str, Any]:
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
-        raise StudyError(f"{where}: not valid JSON") from None
+        raise DataError(f"{where}: not valid JSON") from None
     if not isinstance(data, dict):
-        raise StudyError(f"{where}: holds {type(data).__name__}, not a JSON object")
+        raise DataError(f"{where}: holds {type(data).__name__}, not a JSON object")
     return data
 
 
@@ -62,7 +62,7 @@ def parse_record(kind: type[RecordT], text: str | bytes, where: object) -> Recor
     try:
         return kind.model_validate(parse_object(text, where))
     except ValidationError as error:
-        raise StudyError(f"{where}: {one_line(sentences(error, kind))}") from None
+        raise DataError(f"{where}: {one_line(sentences(error, kind))}") from None
 
 
 def parse_lines(kind: type[RecordT], data: bytes, path: Path) -> list[RecordT]:
@@ -70,7 +70,7 @@ def parse_lines(kind: type[RecordT], data: bytes, path: Path) -> list[RecordT]:
     lines = numbered_lines(io.BytesIO(data), path)
     found = [parse_record(kind, line, f"{path}, line {number}") for number, line in lines]
     if not found:
-        raise StudyError(f"{path}: holds no line")
+        raise DataError(f"{path}: holds no line")
     return found
 
 
@@ -81,15 +81,15 @@ def parse_arrays(data: bytes, names: Iterable[str], path: Path) -> dict[str, NDA
             missing = [name for name in names if name not in file]
             arrays = {} if missing else {name: file[name] for name in names}
     except MemoryError:  # or a header lies about lengths
-        raise StudyError(f"{path}: its arrays take too much memory to read") from None
+        raise DataError(f"{path}: its arrays take too much memory to read") from None
     # RuntimeError: an encrypted file or a zip of another version.
     except (OSError, ValueError, TypeError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error):
-        raise StudyError(f"{path}: cannot be read as an npz file of arrays") from None
+        raise DataError(f"{path}: cannot be read as an npz file of arrays") from None
     if missing:
-        raise StudyError(f"{path}: has no {missing[0]}")
+        raise DataError(f"{path}: has no {missing[0]}")
     if any(array.dtype.kind not in "biuf" or not array.ndim for array in arrays.values()):
-        raise StudyError(f"{path}: its arrays do not hold numbers")
+        raise DataError(f"{path}: its arrays do not hold numbers")
     lengths = sorted({len(array) for array in arrays.values()})
     if len(lengths) != 1 or not lengths[0]:
-        raise StudyError(f"{path}: its arrays hold {', '.join(map(str, lengths))} numbers")
+        raise DataError(f"{path}: its arrays hold {', '.join(map(str, lengths))} numbers")
     return arrays

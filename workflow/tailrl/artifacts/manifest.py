@@ -16,7 +16,7 @@ from pydantic import Field
 from tailrl.artifacts.files import Record, parse_record, read_bytes
 from tailrl.config.source_files import edited
 from tailrl.runtime.atomic_files import checksum
-from tailrl.runtime.errors import StudyError, few, say, writing
+from tailrl.runtime.errors import DataError, StorageError, StudyError, few, say, writing
 
 MANIFEST = "manifest.json"
 HELD = 2**30
@@ -87,7 +87,7 @@ def read_manifest(path: Path) -> Manifest:
     """A manifest; raises StudyError if it is missing or not valid."""
     if not path.is_file():
         results = path.parent if path.name == MANIFEST else path.with_name(path.name.replace(MANIFEST, "json"))
-        raise StudyError(
+        raise StorageError(
             f"{path}: is missing, and nothing else says what its job left; put it back from a copy, or remove "
             f"{results} and run the study again"
         )
@@ -178,7 +178,7 @@ def digest_of(value: Any) -> str:
 
 
 def _changed(path: Path, manifest: Path, remove: Path) -> StudyError:
-    return StudyError(
+    return DataError(
         f"{path}: is not as its job left it, as {manifest.name} shows; put it back, or remove {remove} and run the "
         "study again"
     )

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tailrl.artifacts.files import parse_object
 from tailrl.artifacts.manifest import read_vouched
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import DataError
 from tailrl.runtime.jsonl import numbered_lines
 from tailrl.tracking.metrics import CATALOGUE, REWARD, STEP
 
@@ -54,20 +54,20 @@ def read_steps(job: Path) -> list[StepMetrics]:
             if not all(value is None or type(value) in (int, float) for value in point.values()):
                 raise TypeError
             list(map(float, filter(None, point.values())))
-        except (StudyError, TypeError, ValueError, OverflowError):  # a whole number may be larger than any float
-            raise StudyError(f"{where}: not a JSON object of numbers") from None
+        except (DataError, TypeError, ValueError, OverflowError):  # a whole number may be larger than any float
+            raise DataError(f"{where}: not a JSON object of numbers") from None
         if point.get(STEP) != step:
-            raise StudyError(f"{where}: {STEP} is {point.get(STEP)}, not {step}")
+            raise DataError(f"{where}: {STEP} is {point.get(STEP)}, not {step}")
         reward = point.get(REWARD, 0.0)
         if reward is None or not 0 <= reward <= 1:
-            raise StudyError(f"{where}: {REWARD} is {reward}, but rewards lie between 0 and 1")
+            raise DataError(f"{where}: {REWARD} is {reward}, but rewards lie between 0 and 1")
         for key, value in point.items():
             known = CATALOGUE.get(key)
             if value is not None and known is not None and (why := known.refusal(value)):
-                raise StudyError(f"{where}: {key} is {value:g}, and {why}")
+                raise DataError(f"{where}: {key} is {value:g}, and {why}")
         points.append(point)
     if not points:
-        raise StudyError(f"{path}: holds no training step")
+        raise DataError(f"{path}: holds no training step")
     return points
 
 

@@ -20,7 +20,7 @@ from tailrl.artifacts.metrics import FloatArray
 from tailrl.artifacts.records import Count, JobRecord
 from tailrl.config.distributions import Distributions
 from tailrl.config.gradients import Gradients
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import DataError
 
 WHERE = ("response_P", "problem_P", "position_P", "token_P")
 """The first arrays of positions.npz, int32, of each sampled token: its response (by request), its problem, its position
@@ -124,7 +124,7 @@ def read_positions(job: Path, routed: bool = False) -> dict[str, NDArray[Any]]:
     arrays = parse_arrays(read_vouched(path), (*WHERE, *names), path)
     shapes = {arrays[field.name].shape for field in fields(ExpertFlips)} if routed else set()
     if routed and (len(shapes) > 1 or len(next(iter(shapes))) != 2):
-        raise StudyError(f"{path}: its flips and margins do not hold one number a layer of experts")
+        raise DataError(f"{path}: its flips and margins do not hold one number a layer of experts")
     return arrays
 
 

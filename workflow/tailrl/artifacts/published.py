@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from tailrl.artifacts.tables import read_csv, write_csv
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import DataError, StorageError
 
 TABLES = "tables"
 """The folder of the tables."""
@@ -76,7 +76,7 @@ def rows_of_part(folder: Path, file: str) -> Rows:
         return read_csv(folder / file)
     rows = read_published(root, Path(file).stem).get(folder.relative_to(root).as_posix())
     if rows is None:
-        raise StudyError(f"{path_of(root, Path(file).stem)}: has no row of {folder.relative_to(root).as_posix()}")
+        raise DataError(f"{path_of(root, Path(file).stem)}: has no row of {folder.relative_to(root).as_posix()}")
     return rows
 
 
@@ -91,5 +91,5 @@ def has_part(folder: Path, files: Iterable[str]) -> bool:
     """Whether `rows_of_part` finds all these tables of a part."""
     try:
         return all(rows_of_part(folder, file) for file in files)
-    except StudyError:
+    except (DataError, StorageError):
         return False

@@ -10,7 +10,7 @@ from tailrl.artifacts.manifest import read_vouched
 from tailrl.config.base import Settings
 from tailrl.config.jobs import Run
 from tailrl.config.messages import sentences
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import DataError
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Seconds = Annotated[float, Field(ge=0)]
@@ -98,7 +98,7 @@ def finished_jobs(folder: Path) -> list[Path]:
     """The folders of the finished runs of a study; raises StudyError without any."""
     jobs = sorted(path.parent for path in folder.glob("train/*/seed*/run.json"))
     if not jobs:
-        raise StudyError(f"{folder}: holds no finished run, train/<arm>/seed<seed>/run.json")
+        raise DataError(f"{folder}: holds no finished run, train/<arm>/seed<seed>/run.json")
     return jobs
 
 

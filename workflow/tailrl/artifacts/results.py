@@ -16,7 +16,7 @@ from tailrl.config.jobs import Evaluation, Run
 from tailrl.config.load import validated
 from tailrl.config.study import BASE_ARM, Study
 from tailrl.config.training import differing, without_operational
-from tailrl.runtime.errors import StudyError, one_line
+from tailrl.runtime.errors import DataError, one_line
 from tailrl.tracking.metrics import STEP
 
 PROBLEMS, POLICY = "problems", "base policy"
@@ -82,23 +82,23 @@ def read_results(study: Study, folder: str | Path, arms: Iterable[str]) -> Resul
         path = folder / "eval" / f"{name}.json"
         baselines[name], own = _read_evaluation(settings, path, name, (0,))
         if own.evaluated(0) != made.evaluated(0) or own.inputs != made.inputs:
-            raise StudyError(f"{path}: is not of the policy and the problems of {base_path}; remove either")
+            raise DataError(f"{path}: is not of the policy and the problems of {base_path}; remove either")
         _check_prompts(path, baselines[name], base_path, base)
     _check_inputs(folder, base_path, made)
     every = [run for arm in names for run in runs[arm]]
     for run in every:
         job = _job(folder, run.arm, run.seed)
         if run.record.fingerprint.get(POLICY) != made.evaluated(0):
-            raise StudyError(f"{job}: was not trained from the base policy that {base_path} evaluated; remove either")
+            raise DataError(f"{job}: was not trained from the base policy that {base_path} evaluated; remove either")
         problems = folder / "data" / "train.jsonl"
         if run.record.fingerprint.get(PROBLEMS) != _digest(problems):
-            raise StudyError(f"{job}: was trained on other problems than {problems} has; remove either")
+            raise DataError(f"{job}: was trained on other problems than {problems} has; remove either")
     evaluations = {}
     for arm in names:
         path = folder / "eval" / f"{arm}.json"
         evaluations[arm], own = _read_evaluation(study.evaluation, path, arm, seeds[arm])
         if evaluations[arm].problems != base.problems or own.inputs != made.inputs:
-            raise StudyError(f"{path}: its problems are not those that the base policy was evaluated on")
+            raise DataError(f"{path}: its problems are not those that the base policy was evaluated on")
         _check_prompts(path, evaluations[arm], base_path, base)
         _check_policies(path, evaluations[arm], own, folder / "train" / arm)
     jobs = [folder / "data", folder / "base", *(_job(folder, run.arm, run.seed) for run in every)]
@@ -117,13 +117,13 @@ def read_job(job: Path) -> tuple[RunRecord, Metrics]:
     """
     record, metrics = read_record(job, RunRecord), read_metrics(job)
     if (record.arm, f"seed{record.seed}") != (job.parent.name, job.name):
-        raise StudyError(
+        raise DataError(
             f"{job / 'run.json'}: is of arm {one_line(record.arm)}, seed {record.seed}, not of this folder's"
         )
     made, steps, planned = read_manifest(job / MANIFEST), len(metrics[STEP]), record.run.training.steps
     _check_record(job, record, made)
     if steps != made.steps or not (steps == planned or (record.stopped and steps < planned)):
-        raise StudyError(f"{job / 'metrics.jsonl'}: holds {steps} steps, and its run has {planned}")
+        raise DataError(f"{job / 'metrics.jsonl'}: holds {steps} steps, and its run has {planned}")
     return record, metrics
 
 
@@ -141,12 +141,10 @@ def _check_record(job: Path, record: RunRecord, made: Manifest) -> None:
     }
     for name, value in of_settings.items():
         if value != record.settings.get(name):
-            raise StudyError(
-                f"{job / 'run.json'}: its {name} is {one_line(value)}, and its settings are of another one"
-            )
+            raise DataError(f"{job / 'run.json'}: its {name} is {one_line(value)}, and its settings are of another one")
     for name, digest in of_fingerprint.items():
         if digest != known.get(name, digest):
-            raise StudyError(
+            raise DataError(
                 f"{job / 'run.json'}: its {name} and its fingerprint's differ; put the file back from a copy, or "
                 f"remove {job} and run the study again"
             )
@@ -156,15 +154,15 @@ def _check_inputs(folder: Path, base_path: Path, made: Manifest) -> None:
     """Raises StudyError where the folder's problems and base policy are not those of the base policy's evaluation."""
     held_out = folder / "data" / "evaluation.jsonl"
     if made.inputs.get(PROBLEMS) != _digest(held_out):
-        raise StudyError(f"{base_path}: was evaluated on other problems than {held_out} has; remove either")
+        raise DataError(f"{base_path}: was evaluated on other problems than {held_out} has; remove either")
     if made.evaluated(0) != digest_of(read_manifest(folder / "base" / MANIFEST).digests()):
-        raise StudyError(f"{base_path}: evaluated another policy than {folder / 'base'}; remove either")
+        raise DataError(f"{base_path}: evaluated another policy than {folder / 'base'}; remove either")
 
 
 def _check_prompts(path: Path, evaluation: ArmScores, base_path: Path, base: ArmScores) -> None:
     """Raises StudyError where policies were asked other prompts than the base policy; older files do not say."""
     if evaluation.prompts and base.prompts and evaluation.prompts != base.prompts:
-        raise StudyError(
+        raise DataError(
             f"{path}: its policies were given other prompt tokens than {base_path} says, from the same problems: the "
             f"chat template may hold the date, or the tokenizer changed; remove {path.parent} and evaluate all anew"
         )
@@ -187,7 +185,7 @@ def _read_run(study: Study, folder: Path, arm: str, seed: int) -> TrainedRun:
     if settings.training.dtype == "auto":
         wanted["training"]["dtype"] = record.run.training.dtype  # the machine decided
     for key in differing(record.run.model_dump(mode="json"), wanted):
-        raise StudyError(f"{job / 'run.json'}: was trained with another {one_line(key)} than the study says")
+        raise DataError(f"{job / 'run.json'}: was trained with another {one_line(key)} than the study says")
     return TrainedRun(arm, seed, metrics, read_tokens(job, metrics, settings.training.keep_tokens_every), record)
 
 
@@ -196,15 +194,15 @@ def _read_evaluation(settings: Evaluation, path: Path, arm: str, seeds: Sequence
     found, made = read_evaluation_file(path), read_manifest(manifest_of(path))
     wanted = {"arm": arm, **settings.model_dump(mode="json")}
     if made.settings is None:
-        raise StudyError(f"{manifest_of(path)}: says no settings, so that {path} may be of other ones")
+        raise DataError(f"{manifest_of(path)}: says no settings, so that {path} may be of other ones")
     recorded = validated(Evaluation, made.settings, str(manifest_of(path))).model_dump(mode="json")
     for key in differing({"arm": found.arm, **recorded}, wanted):
-        raise StudyError(f"{path}: was evaluated with another {one_line(key)} than the study says")
+        raise DataError(f"{path}: was evaluated with another {one_line(key)} than the study says")
     evaluation = found.arrays()
     by_seed = {score.seed: score for score in evaluation.scores}
     for seed in seeds:
         if seed not in by_seed:
-            raise StudyError(f"{path}: holds no policy of seed {seed}")
+            raise DataError(f"{path}: holds no policy of seed {seed}")
     snapshots = tuple(score for score in evaluation.snapshots if score.seed in seeds)
     return replace(evaluation, scores=tuple(by_seed[seed] for seed in seeds), snapshots=snapshots), made
 
@@ -215,4 +213,4 @@ def _check_policies(path: Path, evaluation: ArmScores, made: Manifest, runs: Pat
         job = runs / f"seed{score.seed}"
         name = "policy" if score.step is None else f"snapshots/step-{score.step:08d}"
         if made.evaluated(score.seed, score.step) != digest_of(read_manifest(job / MANIFEST).digests(name)):
-            raise StudyError(f"{path}: evaluated another policy than {job / name}; remove it to evaluate that one")
+            raise DataError(f"{path}: evaluated another policy than {job / name}; remove it to evaluate that one")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from tailrl.artifacts.files import read_bytes, read_text
-from tailrl.runtime.errors import StudyError, reason
+from tailrl.runtime.errors import DataError, reason
 
 Row = Mapping[str, object]
 RecordT = TypeVar("RecordT")
@@ -68,13 +68,13 @@ def read_csv(path: Path, columns: Iterable[str] = ()) -> list[dict[str, str]]:
     try:
         rows = list(csv.DictReader(io.StringIO(_text(path), newline="")))
     except csv.Error as error:
-        raise StudyError(f"{path}: cannot be read as CSV: {reason(error)}") from None
+        raise DataError(f"{path}: cannot be read as CSV: {reason(error)}") from None
     for row in rows:
         missing = [name for name in columns if row.get(name) is None]
         if missing:
-            raise StudyError(f"{path}: a line has no {missing[0]}")
+            raise DataError(f"{path}: a line has no {missing[0]}")
         if None in row:
-            raise StudyError(f"{path}: a line has more cells than the header")
+            raise DataError(f"{path}: a line has more cells than the header")
     return rows
 
 
@@ -98,11 +98,11 @@ def _record(row: Mapping[str, str], kind: type[RecordT], prefix: str) -> RecordT
         if cell is None and name in defaults:
             continue
         if cell is None:
-            raise StudyError(f"a row of {kind.__name__} has no {prefix}{name}")
+            raise DataError(f"a row of {kind.__name__} has no {prefix}{name}")
         try:
             values[name] = FROM_CELL[hint](cell)
         except ValueError:
-            raise StudyError(f"{prefix}{name} of a row of {kind.__name__} is {cell!r}") from None
+            raise DataError(f"{prefix}{name} of a row of {kind.__name__} is {cell!r}") from None
     return kind(**values)
 
 
@@ -112,4 +112,4 @@ def _text(path: Path) -> str:
     try:
         return gzip.decompress(read_bytes(path)).decode("utf-8")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError):
-        raise StudyError(f"{path}: cannot be read as a gzip file of text") from None
+        raise DataError(f"{path}: cannot be read as a gzip file of text") from None

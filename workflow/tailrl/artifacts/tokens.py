@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tailrl.artifacts.files import parse_arrays
 from tailrl.artifacts.manifest import read_vouched
 from tailrl.artifacts.metrics import FloatArray, Metrics
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import DataError
 from tailrl.tracking import metrics as keys
 
 ARRAYS = (
@@ -66,7 +66,7 @@ def read_token_arrays(job: Path, names: Sequence[str] = ARRAYS) -> dict[str, NDA
     path = job / "tokens.npz"
     arrays = parse_arrays(read_vouched(path), names, path)
     if any(array.ndim > 1 for array in arrays.values()):
-        raise StudyError(f"{path}: its arrays do not hold one number a token")
+        raise DataError(f"{path}: its arrays do not hold one number a token")
     return arrays
 
 
@@ -87,7 +87,7 @@ def read_tokens(job: Path, metrics: Metrics, keep_every: int) -> Tokens:
     steps_N = np.unique(step_T)
     # Besides every `keep_every`-th step, a run keeps the first step whose update was not skipped.
     if steps_N[0] < 0 or steps_N[-1] >= len(metrics[keys.STEP]) or (steps_N[1:] % keep_every).any():
-        raise StudyError(f"{path}: holds tokens of steps that its run does not keep")
+        raise DataError(f"{path}: holds tokens of steps that its run does not keep")
     whole_T = np.ones(len(step_T), bool)
     for key, values_T, of_T in (
         (keys.REWARD, reward_T, whole_T),
@@ -99,7 +99,7 @@ def read_tokens(job: Path, metrics: Metrics, keep_every: int) -> Tokens:
         # Both are sums of the same float32 numbers.
         other_N = ~np.isnan(recorded_N) & ~np.isclose(found_N, recorded_N, rtol=1e-5, atol=1e-6)
         for step, found, recorded in zip(steps_N[other_N], found_N[other_N], recorded_N[other_N], strict=True):
-            raise StudyError(f"{path}: in step {step} {key} is {found:.6g}, and metrics.jsonl says {recorded:.6g}")
+            raise DataError(f"{path}: in step {step} {key} is {found:.6g}, and metrics.jsonl says {recorded:.6g}")
     return Tokens(step_T, trainer_T, sampler_T, sequence_T)
 
 

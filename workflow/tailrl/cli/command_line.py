@@ -14,7 +14,7 @@ from typer.exceptions import TyperException
 from tailrl import __version__
 from tailrl.cli import commands
 from tailrl.cli.values import Noted
-from tailrl.runtime.errors import StudyError, masked, printable, reason, say
+from tailrl.runtime.errors import ConfigurationError, StudyError, masked, printable, reason, say
 from tailrl.runtime.limits import out_of_memory
 from tailrl.runtime.timeouts import EngineError, limit_the_end
 
@@ -107,7 +107,7 @@ def _run(words: list[str], noted: dict[str, Any]) -> None:
     except TyperException as error:
         where = getattr(error, "ctx", None)
         see = f" (see {where.command_path} --help)" if where else ""
-        raise StudyError(f"{error.format_message().rstrip('.')}{see}") from None
+        raise ConfigurationError(f"{error.format_message().rstrip('.')}{see}") from None
 
 
 def _invoke(context: Any) -> None:
@@ -121,7 +121,7 @@ def _invoke(context: Any) -> None:
         sentence = not_installed(error, name, extra=EXTRAS.get(name, "study"))
         if sentence is None:
             raise
-        raise StudyError(sentence) from None
+        raise ConfigurationError(sentence) from None
 
 
 def _refusal(error: Exception, out: Path | None) -> str | None:

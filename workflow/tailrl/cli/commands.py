@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Exit, Option
 
 from tailrl.cli.values import tokens, units, whole_number
-from tailrl.runtime.errors import StudyError, writing
+from tailrl.runtime.errors import ConfigurationError, writing
 
 if TYPE_CHECKING:
     from tailrl.curves.history import History
@@ -35,10 +35,10 @@ def check(study: StudyFiles) -> None:
         try:
             for part in parts.values():
                 part.check_files()
-        except StudyError as error:
-            raise StudyError(f"{path}: {error}") from None
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{path}: {error}") from None
         if other := named_alike(path, found.name):
-            raise StudyError(
+            raise ConfigurationError(
                 f"{path}: name: {other} has the name {found.name!r} too, and so the same folder of results"
             )
         arms = {arm for part in parts.values() for arm in part.arm_seeds()}
@@ -59,7 +59,9 @@ def plan(
     study: Annotated[str, Argument(metavar="STUDY", help="a study file", show_default=False)],
     gpus: Annotated[int, Option(parser=units, metavar="N", help="devices that share a job")] = 1,
     memory: Annotated[str | None, Option(help="of a device, such as 80GB; else an H100's")] = None,
-    machine: Annotated[Path | None, Option(help="YAML of a device's throughputs and memory; else an H100's")] = None,
+    machine: Annotated[
+        str | None, Option(help="4090, l40s, h100, h200 or laptop, or YAML of a device's throughputs; else an H100's")
+    ] = None,
     prompt: Annotated[int, Option(parser=tokens, metavar="N", help="tokens of a prompt")] = 200,
     response: Annotated[
         int | None, Option(parser=tokens, metavar="N", help="tokens of a response; else max_new_tokens")
@@ -68,12 +70,12 @@ def plan(
     """Estimate a study's memory, time and disk; end with 1 where it does not fit."""
     from tailrl.config.load import read_study
     from tailrl.planning.machine import read_machine
-    from tailrl.planning.plan import plan_page, what_would_fit
+    from tailrl.planning.plan import StudyPlan, plan_page
 
     device = read_machine(machine, memory)
-    parts = list(read_study(study).each().values())
-    print("\n".join(plan_page(part, device, gpus, prompt, response) for part in parts), end="")
-    if any(what_would_fit(part, device, gpus, prompt, response) for part in parts):
+    plans = [StudyPlan(part, device, gpus, prompt, response) for part in read_study(study).each().values()]
+    print("\n".join(map(plan_page, plans)), end="")
+    if any(plan.refusal for plan in plans):
         raise Exit(1)
 
 
@@ -98,7 +100,7 @@ def schema(
 ) -> None:
     """Print the JSON schema of a study file, or of a diagnosis."""
     if of not in ("study", "diagnosis"):
-        raise StudyError(f"{of}: there is a schema of study and of diagnosis")
+        raise ConfigurationError(f"{of}: there is a schema of study and of diagnosis")
     if of == "diagnosis":
         from tailrl.diagnosis.record import schema as diagnosis_schema
 
@@ -141,7 +143,7 @@ def claims(
 
     studies, answers = read_answers([results])
     if not studies:
-        raise StudyError(f"{results}: holds no study with a claims.csv, in <study>/ or <study>/tables/")
+        raise ConfigurationError(f"{results}: holds no study with a claims.csv, in <study>/ or <study>/tables/")
     print(claims_page(answers, results.parent), end="")
 
 
@@ -334,9 +336,9 @@ def _check_folders(*files: Path | None) -> None:
     """Raises StudyError where a file could not be written in the end, before work is lost."""
     for path in filter(None, files):
         if not path.absolute().parent.is_dir():
-            raise StudyError(f"{path}: there is no folder {path.parent}")
+            raise ConfigurationError(f"{path}: there is no folder {path.parent}")
         if path.is_dir():
-            raise StudyError(f"{path}: is a folder, and a file is to be written")
+            raise ConfigurationError(f"{path}: is a folder, and a file is to be written")
 
 
 def probe(

@@ -7,7 +7,7 @@ from typer import BadParameter
 from typer.core import TyperCommand
 
 from tailrl.config.base import LARGEST_SEED, MOST_TOKENS, MOST_UNITS
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import ConfigurationError
 
 
 class Noted(TyperCommand):
@@ -44,5 +44,5 @@ def seed_and_folder(text: str, option: str = "--policy") -> tuple[int, Path]:
     """The seed and the folder of `SEED=FOLDER`, an option's value; raises StudyError for any other form."""
     seed, separator, folder = text.partition("=")
     if not separator or not (seed.isascii() and seed.isdigit()):
-        raise StudyError(f"{option} {text}: write it as SEED=FOLDER")
+        raise ConfigurationError(f"{option} {text}: write it as SEED=FOLDER")
     return int(seed), Path(folder)

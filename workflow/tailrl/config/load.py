@@ -17,7 +17,7 @@ from tailrl.config.base import NAME_RULE, Settings
 from tailrl.config.messages import near, sentences
 from tailrl.config.study import Study
 from tailrl.config.training import differing
-from tailrl.runtime.errors import StudyError, few, one_line, reason
+from tailrl.runtime.errors import ConfigurationError, StorageError, few, one_line, reason
 from tailrl.runtime.limits import regular
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
@@ -27,7 +27,7 @@ def parse_study(config: Mapping[str, Any], source: str = "the study") -> Study:
     """A validated study from plain data; raises StudyError, which names `source` and key."""
     if "/" in str(config.get("name", "")):
         # A part's name, which the workflow makes: here it would be a part of another study.
-        raise StudyError(f"{source}: name: needs {NAME_RULE} (given: {one_line(repr(config['name']))})")
+        raise ConfigurationError(f"{source}: name: needs {NAME_RULE} (given: {one_line(repr(config['name']))})")
     return validated(Study, copy.deepcopy(merged(config)), source)
 
 
@@ -36,7 +36,7 @@ def validated(model: type[SettingsT], values: Mapping[str, Any], source: str) ->
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        raise StudyError(f"{source}: {sentences(error, model)}") from None
+        raise ConfigurationError(f"{source}: {sentences(error, model)}") from None
 
 
 LARGEST_FILE, MOST_VALUES = 200_000, 10_000
@@ -102,11 +102,11 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     except (OSError, ValueError, LookupError, TypeError, AttributeError, yaml.YAMLError, RecursionError) as error:
         words = reason(error).replace(' in "<unicode string>"', "")
         hint = near(Path(path).name, _neighbours(path)) if isinstance(error, FileNotFoundError) else ""
-        raise StudyError(f"{one_line(path)}: cannot be read as YAML: {words}{hint}") from None
+        raise ConfigurationError(f"{one_line(path)}: cannot be read as YAML: {words}{hint}") from None
     if config is None:
-        raise StudyError(f"{one_line(path)}: is empty, not a mapping of settings")
+        raise ConfigurationError(f"{one_line(path)}: is empty, not a mapping of settings")
     if not isinstance(config, dict):
-        raise StudyError(f"{one_line(path)}: holds {type(config).__name__}, not a mapping of settings")
+        raise ConfigurationError(f"{one_line(path)}: holds {type(config).__name__}, not a mapping of settings")
     return config
 
 
@@ -142,7 +142,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
         for _, below in _files(path):
             config = merged(below, config)
     except RecursionError:
-        raise StudyError(f"{one_line(path)}: holds a mapping that holds itself") from None
+        raise ConfigurationError(f"{one_line(path)}: holds a mapping that holds itself") from None
     return config
 
 
@@ -160,14 +160,16 @@ def _files(path: str | Path) -> Iterator[tuple[Path, dict[str, Any]]]:
         if base is None:
             return
         if not isinstance(base, str):
-            raise StudyError(f"{one_line(file)}: extends: needs the path of a file (given: {one_line(repr(base))})")
+            raise ConfigurationError(
+                f"{one_line(file)}: extends: needs the path of a file (given: {one_line(repr(base))})"
+            )
         above, file = file, file.parent / base
         try:
             config = read_yaml(file)
-        except StudyError as error:
-            raise StudyError(f"{one_line(above)}: extends: {error}") from None
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{one_line(above)}: extends: {error}") from None
         if file.resolve() in read:
-            raise StudyError(f"{one_line(path)}: extends: {one_line(base)} leads back to itself")
+            raise ConfigurationError(f"{one_line(path)}: extends: {one_line(base)} leads back to itself")
         read.append(file.resolve())
 
 
@@ -181,7 +183,7 @@ def named_alike(path: str | Path, name: str) -> Path | None:
     folder = Path(path).parent
     beside = sorted(folder.glob("*.yaml")) + [Path("config.yaml")] * (folder.resolve() == Path("studies").resolve())
     for other in beside:
-        with suppress(StudyError):
+        with suppress(ConfigurationError):
             if other.resolve() != Path(path).resolve() and read_config(other).get("name") == name:
                 return other
     return None
@@ -197,10 +199,10 @@ def parse_settings(model: type[SettingsT], text: str) -> SettingsT:
             return model.model_validate_json(file.read())
     except ValidationError as error:
         where = "" if inline else f"{one_line(text)}: "
-        raise StudyError(f"{where}{model.__name__} settings: {sentences(error, model)}") from None
+        raise ConfigurationError(f"{where}{model.__name__} settings: {sentences(error, model)}") from None
     except (OSError, ValueError) as error:  # ValueError: no UTF-8, or an impossible file name
         name = one_line(text) if text.isprintable() and text else repr(text)
-        raise StudyError(f"{model.__name__} settings: {name}: cannot be read: {reason(error)}") from None
+        raise StorageError(f"{model.__name__} settings: {name}: cannot be read: {reason(error)}") from None
 
 
 NOTE = "study_file"
@@ -219,13 +221,13 @@ def own_results(results: Path, file: Path, study: Study) -> str:
         return path
     try:
         theirs = read_study(noted)
-    except StudyError:
+    except ConfigurationError:
         return path
     if theirs.name != study.name:
         return path
     own, other = (found.model_dump(mode="json", exclude={"description"}) for found in (study, theirs))
     if keys := list(differing(other, own)):
-        raise StudyError(
+        raise ConfigurationError(
             f"{path} and {noted} both name their study {study.name!r}, but differ in {few(keys)}: {results} holds the "
             f"results of {noted}; give {path} another name"
         )

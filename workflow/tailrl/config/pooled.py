@@ -13,6 +13,9 @@ SCORE = "avg@k"
 SCORE_TABLE, SCORE_COLUMN = "policies.csv", "avg_mean"
 """Where each part has the held-out avg@k of its policies."""
 
+BASE_ARM = "base"
+"""The arm of the untrained policy: it is evaluated, never trained."""
+
 Some = Annotated[tuple[str, ...], Field(min_length=1)]
 
 
@@ -32,7 +35,10 @@ class ArmContrast(Settings):
 
     arms: Some = Field(description="patterns of arms' names")
     without: tuple[str, ...] = Field((), description="patterns of those that are left out")
-    minus: str = Field(description="arms with + and - between them; {arm}: the arm's name, {last}: its last word")
+    minus: str = Field(
+        description="arms with + and - between them; {arm}: the arm's name, {last}: its last word; base: the untrained "
+        "policy"
+    )
 
     def weights(self, arm: str) -> dict[str, float]:
         """The weight of each arm in the difference: 1 for the arm itself, minus the sum of the others."""
@@ -63,6 +69,7 @@ class Family(Settings):
     """Differences that are tested together."""
 
     of: Annotated[tuple[ArmContrast, ...], Field(min_length=1)] = Field(description="what is compared")
+    measure: str = Field(SCORE, description="what the differences are in: the held-out score, or a measure of scores")
     primary: bool = Field(False, description="whether it is a primary endpoint")
     holm: Literal["family", "part"] = Field("family", description="whose lines share Holm's correction")
     between: tuple[str, str] | None = Field(None, description="the difference in one part minus that in another")
@@ -105,7 +112,7 @@ class Pool(Settings):
         "part. seed: the parts differ in a setting, and intervals are over each part's seeds",
     )
     parts: tuple[str, ...] = Field((), description="the parts that are pooled; none: all")
-    families: dict[str, Family] = Field(default_factory=dict, description="differences of held-out avg@k, by family")
+    families: dict[str, Family] = Field(default_factory=dict, description="differences of held-out scores, by family")
     measures: dict[str, MeasureColumn] = Field(default_factory=dict, description="columns of the parts' tables")
     against: str | None = Field(
         None,
@@ -152,7 +159,7 @@ class Pool(Settings):
                         raise ValueError(f"pooled.families.{name}: no part has an arm {pattern}")
                 for arm in contrast.chosen(list(counts)):
                     for word in contrast.weights(arm):
-                        if word not in counts:
+                        if word not in counts and word != BASE_ARM:
                             raise ValueError(f"pooled.families.{name}.minus: no part has an arm {word}")
 
     @field_validator("parts", "against", mode="before")
@@ -168,6 +175,7 @@ class Pool(Settings):
         if SCORE in self.measures:
             raise ValueError(f"measures: {SCORE} is the score itself; give the measure another name")
         measures = {family.near.measure for family in self.families.values() if family.near}
+        measures |= {family.measure for family in self.families.values()} - {SCORE}
         measures |= {name for slope in self.slopes for name in (slope.of, slope.against)}
         drawn = {name for panel in self.figure.panels for name in panel} if self.figure else set()
         measures |= {self.figure.x} if self.figure else set()

@@ -27,6 +27,7 @@ from tailrl.config.jobs import Evaluation, Problems, Run
 from tailrl.config.merging import merged
 from tailrl.config.messages import near, sentences
 from tailrl.config.policy import MADE_MODELS, Policy, PretrainedPolicy, ScratchPolicy, lacking, lies
+from tailrl.config.pooled import BASE_ARM as BASE_ARM
 from tailrl.config.pooled import Pool
 from tailrl.config.results import FOLDERS, collision
 from tailrl.config.sampler import ExactSettings, SamplerSettings
@@ -35,7 +36,7 @@ from tailrl.config.tasks import DataSetTask, GeneratedTask, Task
 from tailrl.config.tasks.arithmetic import ArithmeticTask
 from tailrl.config.training import Training
 from tailrl.config.vocabulary import log_rho
-from tailrl.runtime.errors import StudyError, one_line
+from tailrl.runtime.errors import ConfigurationError, one_line
 from tailrl.runtime.import_path import source_of
 
 MOST_ARMS = 1000
@@ -46,9 +47,6 @@ MOST_RESPONSES_A_STEP = 1_000_000
 
 MOST_TOKENS_A_STEP = 10_000_000_000
 """Of the same: the log-probs and records of so many take hundreds of gigabytes."""
-
-BASE_ARM = "base"
-"""The arm of the untrained policy: it is evaluated, never trained."""
 
 SAMPLED = ("temperature", "max_new_tokens", "token_budget", "rollout_timeout", "dtype")
 """Fields of `training` that the comparison of distributions takes too."""
@@ -372,22 +370,28 @@ class Study(Settings):
             if not isinstance(task, DataSetTask) or task.path is None:
                 continue
             if not lies(Path.is_file, task.path):
-                raise StudyError(f"{key}.path: there is no data file {one_line(task.path)}")
+                raise ConfigurationError(f"{key}.path: there is no data file {one_line(task.path)}")
             if Path(task.path).suffix not in (".parquet", ".jsonl"):
-                raise StudyError(f"{key}.path: the name of {one_line(task.path)} must end in .parquet or .jsonl")
+                raise ConfigurationError(
+                    f"{key}.path: the name of {one_line(task.path)} must end in .parquet or .jsonl"
+                )
         if isinstance(self.policy, PretrainedPolicy):
             path = self.policy.path
             there = lies(Path.is_dir, path) or path in MADE_MODELS
             if not there and (path.startswith((".", "/", "~")) or path.count("/") > 1):
-                raise StudyError(f"policy.path: there is no folder {one_line(path)}")
+                raise ConfigurationError(f"policy.path: there is no folder {one_line(path)}")
             if there and path not in MADE_MODELS and (words := lacking(Path(path))):
-                raise StudyError(f"policy.path: {one_line(path)}: {words}")
+                raise ConfigurationError(f"policy.path: {one_line(path)}: {words}")
         for path in own_code(self.model_dump()):
             if source_of(path) is None:
-                raise StudyError(f"{path}: there is no module {path.partition(':')[0]} here or on Python's path")
+                raise ConfigurationError(
+                    f"{path}: there is no module {path.partition(':')[0]} here or on Python's path"
+                )
         for key, files in (("task.path", self.local_files()), ("policy.path", self.local_policy())):
             for file in filter(WILDCARD.search, files):
-                raise StudyError(f"{key}: Snakemake takes the braces in {one_line(file)} for a wildcard; rename it")
+                raise ConfigurationError(
+                    f"{key}: Snakemake takes the braces in {one_line(file)} for a wildcard; rename it"
+                )
 
     def ablation_arms(self, name: str) -> dict[str, Arm]:
         """The arms of one ablation by name, base by base in its values' order; raises ValueError for an unknown field.

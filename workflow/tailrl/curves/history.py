@@ -23,7 +23,7 @@ from tailrl.curves.names import KNOWN, Names
 from tailrl.curves.wandb_file import read_wandb_file
 from tailrl.diagnosis.folders import regular_files
 from tailrl.diagnosis.opened import opened, plain_ending
-from tailrl.runtime.errors import StudyError, reason
+from tailrl.runtime.errors import ConfigurationError, DataError, StorageError, reason
 from tailrl.runtime.jsonl import numbered_lines
 from tailrl.runtime.limits import MEMORY, limited_memory
 
@@ -84,7 +84,7 @@ def read_all(paths: Sequence[str | Path], names: Names = KNOWN) -> list[History]
         history = read_address(path, names) if online else _of_file(Path(path), names)
         if history is None:
             if histories:
-                raise StudyError(f"{path}: holds no metrics over steps, as {paths[0]} does: give logs and curves apart")
+                raise DataError(f"{path}: holds no metrics over steps, as {paths[0]} does: give logs and curves apart")
             return []
         histories.append(history)
     return histories
@@ -97,7 +97,7 @@ def read_folders(paths: Iterable[Path], names: Names = KNOWN) -> list[History]:
         for file in sorted(regular_files(path)) if path.is_dir() else [path]:
             try:
                 history = _of_file(file, names)
-            except StudyError:  # one of many files is damaged, or is something else
+            except (DataError, StorageError):  # one of many files is damaged, or is something else
                 continue
             if history is None or not any(names.metric(curve.name) for curve in history.curves):
                 continue
@@ -146,18 +146,20 @@ def read_address(address: str, names: Names = KNOWN) -> History:
     """
     parts = ADDRESS.match(address)
     if not parts:
-        raise StudyError(f"{address}: is no address of a W&B run, such as https://wandb.ai/ENTITY/PROJECT/runs/ID")
+        raise ConfigurationError(
+            f"{address}: is no address of a W&B run, such as https://wandb.ai/ENTITY/PROJECT/runs/ID"
+        )
     if not os.environ.get("WANDB_API_KEY"):
-        raise StudyError(f"{address}: WANDB_API_KEY is not set; export the run's chart as CSV, or set the key")
+        raise ConfigurationError(f"{address}: WANDB_API_KEY is not set; export the run's chart as CSV, or set the key")
     try:
         import wandb
     except ImportError:
-        raise StudyError(f"{address}: wandb is not installed; export the run's chart as CSV") from None
+        raise ConfigurationError(f"{address}: wandb is not installed; export the run's chart as CSV") from None
     try:
         run = wandb.Api().run(f"{parts['entity']}/{parts['project']}/{parts['run']}")
         rows = [("", row) for row in run.scan_history()]
     except Exception as error:  # wandb has errors of its own, and those of the network
-        raise StudyError(f"{address}: W&B does not give the run: {reason(error)}") from None
+        raise ConfigurationError(f"{address}: W&B does not give the run: {reason(error)}") from None
     return history_of_rows(rows, address, "a W&B run", names)
 
 
@@ -251,7 +253,7 @@ def _json_lines(path: Path, names: Names) -> History | None:
     with opened(path) as content:
         for number, line in numbered_lines(content.stream, path, MOST_BYTES):
             if broken is not None:
-                raise StudyError(f"{path}, line {broken}: is no JSON")
+                raise DataError(f"{path}, line {broken}: is no JSON")
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError):
@@ -280,7 +282,7 @@ def _table(path: Path, separator: str, names: Names) -> History | None:
             return None
         lines = [line for line in csv.reader(io.StringIO(_text(path)), delimiter=separator) if line]
     except csv.Error as error:
-        raise StudyError(f"{path}: is no table: {error}") from None
+        raise DataError(f"{path}: is no table: {error}") from None
     if len(lines) < 2:
         return None
     header, *body = lines

@@ -16,7 +16,7 @@ from tailrl.curves.history import TENSORBOARD, Curve, History
 from tailrl.curves.names import KNOWN, OWN_ROLES, Metric, Names, metrics
 from tailrl.curves.shapes import Shape, shape_of
 from tailrl.diagnosis.sizes import Band, band_of, sizes
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import ConfigurationError, DataError
 
 # What each quantity is as a k3 in nats, roughly: k3 is about half the mean square of Δ, and mean |Δ| about its root.
 AS_K3: dict[str, Callable[[float], float]] = {
@@ -140,7 +140,7 @@ def own_names(columns: Mapping[str, str]) -> Names:
     """
     strange = [role for role in columns if role not in OF_CURVES]
     if strange and any(role in SHAPED for role in columns):
-        raise StudyError(f"--columns: {strange[0]} is of a log of tokens, and the others of curves")
+        raise ConfigurationError(f"--columns: {strange[0]} is of a log of tokens, and the others of curves")
     return KNOWN if strange else Names(columns)
 
 
@@ -172,7 +172,7 @@ def read_curves(history: History, names: Names = KNOWN) -> Reading:
     if not found:
         logged = sorted({curve.name for curve in history.curves})
         some = ", ".join(logged[:4]) + (", ..." if len(logged) > 4 else "")
-        raise StudyError(
+        raise DataError(
             f"{history.where}: is {history.kind} without a metric of the mismatch: it has {some or 'no numbers'}; "
             f"known are {_examples()}; --columns k3=NAME says which of yours is one"
         )

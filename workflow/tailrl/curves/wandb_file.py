@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tailrl.runtime.errors import StudyError, reason
+from tailrl.runtime.errors import DataError, reason
 
 MAGIC = b":W&B"
 FILE_HEADER_BYTES = 7  # the magic, 2 bytes, and a version
@@ -37,16 +37,16 @@ def read_wandb_file(path: Path) -> Iterator[dict[str, Any]]:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise StudyError(f"{path}: cannot be read: {reason(error)}") from None
+        raise DataError(f"{path}: cannot be read: {reason(error)}") from None
     if content[: len(MAGIC)] != MAGIC:
-        raise StudyError(f"{path}: is no file of a W&B run: it does not begin with {MAGIC.decode()}")
+        raise DataError(f"{path}: is no file of a W&B run: it does not begin with {MAGIC.decode()}")
     try:
         for record in _records(content):
             for number, value in _fields(record):
                 if number == RECORD_HISTORY and isinstance(value, bytes):
                     yield _history_row(value)
     except (ValueError, IndexError, struct.error) as error:
-        raise StudyError(f"{path}: is damaged: {reason(error)}") from None
+        raise DataError(f"{path}: is damaged: {reason(error)}") from None
 
 
 def _records(content: bytes) -> Iterator[bytes]:

@@ -8,7 +8,7 @@ from tailrl.diagnosis.log import Log
 from tailrl.diagnosis.record import AnyRecord
 from tailrl.diagnosis.replay import catalogue
 from tailrl.page_parts.explorer import without_text
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import ConfigurationError
 
 Numbered = dict[str, dict[str, int]]
 """The numbers that stand for the words of each column."""
@@ -29,7 +29,7 @@ def named_framework(name: str) -> str:
         return ""
     known = {own.lower(): own for own in catalogue().versions}
     if name.lower() not in known:
-        raise StudyError(f"--framework {name}: known are {', '.join(known.values())}")
+        raise ConfigurationError(f"--framework {name}: known are {', '.join(known.values())}")
     return known[name.lower()]
 
 

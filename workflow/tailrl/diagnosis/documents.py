@@ -11,7 +11,7 @@ from tailrl.diagnosis.columns import numbers
 from tailrl.diagnosis.formats import PER_TOKEN, has_sides, length_of, recognise
 from tailrl.diagnosis.left_out import RowError
 from tailrl.diagnosis.token_rows import GivenRow, is_named, position_column, response_columns
-from tailrl.runtime.errors import StudyError, one_line
+from tailrl.runtime.errors import DataError, one_line
 
 STEP_NAME = r"(?i)[a-z_ ]*step\D?(\d{1,15})"  # of a batch in a document
 
@@ -51,7 +51,7 @@ def _of_mapping(document: Mapping[Any, Any], where: str, chosen: Mapping[str, st
         return
     shared = {name: value for name, value in document.items() if isinstance(value, str | int | float)}
     if str(shared.get("cp_size", 1)) != "1":
-        raise StudyError(f"{where}: has a part of each response, for context parallelism cut them; log without it")
+        raise DataError(f"{where}: has a part of each response, for context parallelism cut them; log without it")
     named = {name: inner for name, inner in document.items() if isinstance(inner, Mapping) and has_sides(inner, chosen)}
     for name, inner in named.items():
         digits = re.fullmatch(STEP_NAME, str(name))

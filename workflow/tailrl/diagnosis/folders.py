@@ -9,10 +9,10 @@ from tailrl.diagnosis.formats import Dump, dumps, how_to_log
 from tailrl.diagnosis.left_out import LeftOut, RowError
 from tailrl.diagnosis.opened import may_be_log
 from tailrl.page_parts.number_text import count
-from tailrl.runtime.errors import StudyError, few, reason
+from tailrl.runtime.errors import DataError, StorageError, StudyError, few, reason
 
 
-class NoLogError(StudyError):
+class NoLogError(DataError):
     """No file holds a log of tokens; some may hold curves."""
 
 
@@ -33,14 +33,14 @@ def _files(path: Path, left_out: LeftOut) -> list[Path]:
             if may_be_log(file):
                 files.append(file)
             elif file.stat().st_size:  # an empty file marks that something is done
-                left_out.files[file] = StudyError(f"{file}: is no log")
+                left_out.files[file] = NoLogError(f"{file}: is no log")
         return files
     try:
         path.stat()
     except FileNotFoundError:
-        raise StudyError(f"{path}: is missing") from None
+        raise StorageError(f"{path}: is missing") from None
     except (OSError, ValueError) as error:  # a name with a zero byte
-        raise StudyError(f"{path}: cannot be read: {reason(error)}") from None
+        raise StorageError(f"{path}: cannot be read: {reason(error)}") from None
     return [path]
 
 
@@ -70,7 +70,7 @@ def of_folder(paths: Sequence[Path], left_out: LeftOut) -> StudyError:
         )
     if not errors:
         return NoLogError(f"{where}: holds no file that may be a log: JSON, Parquet, Arrow, CSV, npz or .pt")
-    first = next((error for error in errors if not str(error).endswith(": is no log")), errors[0])
+    first = next((error for error in errors if not isinstance(error, NoLogError)), errors[0])
     return NoLogError(f"{where}: holds no log of tokens in {count(len(errors), 'file')}; the first: {first}")
 
 

@@ -17,7 +17,7 @@ from tailrl.artifacts.metrics import FloatArray
 from tailrl.diagnosis.columns import ids, is_json_list, last, numbers
 from tailrl.diagnosis.left_out import RowError
 from tailrl.diagnosis.log import OPTIONAL_NUMBERS, IntArray, LoggedRow, seen_before
-from tailrl.runtime.errors import StudyError, few, one_line
+from tailrl.runtime.errors import ConfigurationError, few, one_line
 
 SIDES = ("sampler", "trainer")
 PER_TOKEN = (*SIDES, "token", *OPTIONAL_NUMBERS)
@@ -109,7 +109,7 @@ def parse_columns(text: str, roles: Sequence[str] = ROLES) -> dict[str, str]:
     for part in text.split(","):
         role, separator, name = (piece.strip() for piece in part.partition("="))
         if not separator or not name or role not in roles or role in chosen:
-            raise StudyError(
+            raise ConfigurationError(
                 f"--columns {one_line(text)}: {part.strip() or 'an empty part'} is not ROLE=NAME, once for each role; "
                 f"the roles are {', '.join(roles)}"
             )
@@ -121,7 +121,7 @@ def check_columns(chosen: Mapping[str, str]) -> dict[str, str]:
     """The same mapping, as text; raises StudyError for an unknown role."""
     for role in chosen:
         if role not in ROLES:
-            raise StudyError(f"columns: {one_line(role)} is no role; the roles are {', '.join(ROLES)}")
+            raise ConfigurationError(f"columns: {one_line(role)} is no role; the roles are {', '.join(ROLES)}")
     return {role: str(name) for role, name in chosen.items()}
 
 

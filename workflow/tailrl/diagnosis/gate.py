@@ -9,7 +9,7 @@ from tailrl.diagnosis.exact_checks import Fault
 from tailrl.diagnosis.measure import TOKEN, Measured
 from tailrl.diagnosis.metrics import OTHERS, frameworks, quantity
 from tailrl.page_parts.number_text import short
-from tailrl.runtime.errors import StudyError, one_line
+from tailrl.runtime.errors import ConfigurationError, one_line
 from tailrl.stats.intervals import Interval
 
 WITHIN, BEYOND, CANNOT_TELL = 0, 1, 2  # exit codes
@@ -58,16 +58,16 @@ def _read_limit(side: Side, text: str) -> Limit:
     except ValueError:
         value = math.nan
     if not separator or not math.isfinite(value):
-        raise StudyError(f"--{side} {text}: write it as NAME=NUMBER, such as k3=1e-3")
+        raise ConfigurationError(f"--{side} {text}: write it as NAME=NUMBER, such as k3=1e-3")
     of = _quantity_of(name)
     if of is None:
         known = ", ".join(sorted({*SHORT_NAMES, *TOKEN, *OTHERS, *EXTREMES}))
-        raise StudyError(
+        raise ConfigurationError(
             f"--{side} {text}: no number is called {one_line(name)}; known are {known}, and the metrics of the "
             "frameworks by their own names, such as training/rollout_probs_diff_mean"
         )
     if side == "max" and of in MORE_IS_BETTER:
-        raise StudyError(f"--max {text}: of {name} more is better; give --min {text}")
+        raise ConfigurationError(f"--max {text}: of {name} more is better; give --min {text}")
     return Limit(name, of, side, value)
 
 

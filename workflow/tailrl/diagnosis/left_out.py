@@ -4,10 +4,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tailrl.runtime.errors import StudyError, few, printable
+from tailrl.runtime.errors import DataError, StudyError, few, printable
 
 
-class RowError(StudyError):
+class RowError(DataError):
     """A row that cannot be read; `reason` is the same for all rows with this fault.
 
     `framework` names whose file it is where the columns tell.
@@ -19,7 +19,7 @@ class RowError(StudyError):
         self.framework = framework
 
 
-class DamagedError(StudyError):
+class DamagedError(DataError):
     """A file that cannot be read on from some place; what came before is sound."""
 
 
@@ -71,8 +71,8 @@ class LeftOut:
         for reason, sentence in self.first.items():
             return RowError(reason, sentence, self.framework.get(reason, ""))
         if self.empty:
-            return StudyError(f"{file}: holds no sequence with a response: its mask or length leaves no token")
-        return StudyError(f"{file}: holds no sequence with a response")
+            return DataError(f"{file}: holds no sequence with a response: its mask or length leaves no token")
+        return DataError(f"{file}: holds no sequence with a response")
 
     def sentences(self) -> tuple[str, ...]:
         """One sentence on each reason."""

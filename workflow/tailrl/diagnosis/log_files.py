@@ -9,7 +9,7 @@ import numpy as np
 
 from tailrl.diagnosis.formats import PER_TOKEN, SCHEMA, formats
 from tailrl.diagnosis.log import LoggedRow
-from tailrl.runtime.errors import StudyError, writing
+from tailrl.runtime.errors import ConfigurationError, writing
 
 ENDINGS = (".jsonl", ".parquet")
 
@@ -17,7 +17,7 @@ ENDINGS = (".jsonl", ".parquet")
 def check_log_name(path: Path) -> None:
     """Raises StudyError for a name that no log can have."""
     if path.suffix not in ENDINGS:
-        raise StudyError(f"{path}: a log's name must end in {' or '.join(ENDINGS)}")
+        raise ConfigurationError(f"{path}: a log's name must end in {' or '.join(ENDINGS)}")
 
 
 def write_log(rows: Sequence[LoggedRow], path: Path) -> None:

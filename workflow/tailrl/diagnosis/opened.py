@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from tailrl.diagnosis.left_out import DamagedError
-from tailrl.runtime.errors import StudyError, reason
+from tailrl.runtime.errors import DataError, StorageError, reason
 from tailrl.runtime.limits import out_of_memory, regular
 
 COMPRESSED = {b"\x1f\x8b": "gzip", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
@@ -64,7 +64,7 @@ def opened(file: Path) -> Iterator[Opened]:
             yield Opened(stream, raw, _kind(stream, file))
     except READ_ERRORS as error:
         if out_of_memory(error):
-            raise StudyError(f"{file}: takes too much memory to read") from None
+            raise DataError(f"{file}: takes too much memory to read") from None
         raise DamagedError(f"{file}: cannot be read: {reason(error)}") from None
 
 
@@ -81,7 +81,7 @@ def may_be_log(file: Path) -> bool:
     try:
         with opened(file) as content:
             return bool(content.kind)
-    except StudyError:
+    except (DataError, StorageError):
         return False
 
 
@@ -89,7 +89,7 @@ def whole(content: Opened, file: Path, most: float) -> bytes:
     """All bytes of a file that cannot be read in parts; raises StudyError for more than `most`."""
     data = content.stream.read(int(most) + 1)
     if len(data) > most:
-        raise StudyError(f"{file}: has more than {most / 1e6:,.0f} MB in one piece; write one response a row, as JSONL")
+        raise DataError(f"{file}: has more than {most / 1e6:,.0f} MB in one piece; write one response a row, as JSONL")
     return data
 
 

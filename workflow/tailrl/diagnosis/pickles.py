@@ -8,7 +8,7 @@ from typing import IO, Any
 import numpy as np
 import yaml
 
-from tailrl.runtime.errors import StudyError, reason
+from tailrl.runtime.errors import DataError, StorageError, StudyError, reason
 from tailrl.runtime.extras import not_installed
 
 MOST_BYTES_LOOKED_AT = 1_000_000  # of a pickle: the classes stand at its beginning
@@ -24,18 +24,18 @@ def load_torch(stream: IO[bytes], file: Path) -> Any:
         import torch
     except ModuleNotFoundError as error:
         needs = not_installed(error, str(file))
-        raise StudyError(f"{needs}; or save the columns with numpy.savez_compressed") from None
+        raise DataError(f"{needs}; or save the columns with numpy.savez_compressed") from None
     try:
         if not zipfile.is_zipfile(stream):
-            raise StudyError(f"{file}: cannot be read: it is not what torch.save writes")
+            raise DataError(f"{file}: cannot be read: it is not what torch.save writes")
         stream.seek(0)
         with torch.serialization.safe_globals(_plain_numpy()):
             return torch.load(stream, map_location="cpu", weights_only=True)
-    except (StudyError, MemoryError):
+    except (DataError, MemoryError):
         raise
     except Exception as error:  # torch and zipfile have their own, and so has what torch unpickles with
         if type(error).__name__ != "UnpicklingError":
-            raise StudyError(f"{file}: cannot be read: {reason(error)}") from None
+            raise StorageError(f"{file}: cannot be read: {reason(error)}") from None
     stream.seek(0)
     with zipfile.ZipFile(stream) as packed:
         name = next((name for name in packed.namelist() if name.endswith("data.pkl")), "")
@@ -56,7 +56,7 @@ def refuse_pickle(stream: IO[bytes], file: Path) -> StudyError:
     ways = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
     way = next((line for name, line in ways.items() if any(name in one for one in classes)), ways["other"])
     of = f" such as {classes[0]}" if classes else ""
-    return StudyError(
+    return DataError(
         f"{file}: cannot be read: it holds other objects than tensors and plain values{of}, which could run code; they "
         f"are not loaded. Where you trust it, turn it into columns: {way.format(file=file.name, stem=file.stem)}"
     )

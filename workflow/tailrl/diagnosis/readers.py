@@ -26,7 +26,7 @@ from tailrl.diagnosis.log import Log, LoggedRow, pack
 from tailrl.diagnosis.opened import MOST_BLANK, Opened, opened, seekable
 from tailrl.diagnosis.pickles import load_torch, refuse_pickle
 from tailrl.diagnosis.token_rows import POSITIONS, PROMPT_IDS, RESPONSE_IDS, GivenRow, cell, gathered
-from tailrl.runtime.errors import StudyError, reason
+from tailrl.runtime.errors import DataError, StorageError, StudyError, reason
 from tailrl.runtime.jsonl import numbered_lines
 from tailrl.runtime.limits import in_limited_memory, out_of_memory
 
@@ -77,7 +77,7 @@ def read_log(
                 left_out.damaged.append(str(error))
             else:
                 left_out.files[file] = error
-        except StudyError as error:
+        except (DataError, StorageError) as error:
             if tokens:
                 raise
             left_out.files[file] = error
@@ -97,7 +97,7 @@ def _read_file(
         for title, part in in_parts(copies.without(rows, left_out) if copies else rows, of_file):
             tokens += len(part.sampler_T)
             if tokens > max(TOKENS_OF_ANY_FILE, MOST_TOKENS_A_BYTE * size):
-                raise StudyError(f"{file}: has more than {tokens:,} tokens in {size:,} bytes, as no log of a model has")
+                raise DataError(f"{file}: has more than {tokens:,} tokens in {size:,} bytes, as no log of a model has")
             yield title, part
     finally:
         if tokens:
@@ -201,13 +201,13 @@ def sequences(
             if sequence is None:
                 continue
             if len(sequence.sampler_T) > MOST_TOKENS_A_SEQUENCE:
-                raise StudyError(
+                raise DataError(
                     f"{place}: has {len(sequence.sampler_T):,} tokens, more than {MOST_TOKENS_A_SEQUENCE:,}"
                 )
             good += 1
             yield known.title, sequence
         if not good and sum(left_out.reasons.values()) >= MOST_BAD_ROWS:
-            raise StudyError(next(iter(left_out.first.values())))
+            raise DataError(next(iter(left_out.first.values())))
 
 
 def _step_of(file_name: str, known: Format) -> float:
@@ -230,7 +230,7 @@ def _sequences_of(file: Path, seen: Seen, left_out: LeftOut, columns: Columns) -
             raise refuse_pickle(content.stream, file)
         if content.kind not in READERS:
             what = UNREAD.get(content.kind, f"it is neither {KNOWN_KINDS}")
-            raise StudyError(f"{file}: is no log that can be read: {what}")
+            raise DataError(f"{file}: is no log that can be read: {what}")
         yield from sequences(READERS[content.kind](content, file, seen, columns), file.name, left_out, columns)
 
 
@@ -244,7 +244,7 @@ def _json(content: Opened, file: Path, seen: Seen, columns: Columns) -> Iterator
         text = line + content.stream.read(MOST_BYTES_WHOLE)
         document = _parsed(text)
         if document is None and len(text) > MOST_BYTES_WHOLE and line.startswith(b"["):
-            raise StudyError(f"{file}: is one JSON text of more than {MOST_BYTES_WHOLE:,} bytes; write a row a line")
+            raise DataError(f"{file}: is one JSON text of more than {MOST_BYTES_WHOLE:,} bytes; write a row a line")
         del text
     if isinstance(document, dict) or (isinstance(document, list) and any(isinstance(row, dict) for row in document)):
         yield from rows_of_document(document, str(file), columns)
@@ -427,10 +427,10 @@ def _npz(content: Opened, file: Path, seen: Seen, columns: Columns) -> Iterator[
             wanted = _wanted(packed.files, file, columns)
             arrays = {name: packed[name] for name in wanted}
     except MemoryError:  # or a header lies about lengths
-        raise StudyError(f"{file}: its arrays take too much memory to read") from None
+        raise DataError(f"{file}: its arrays take too much memory to read") from None
     # RuntimeError: an encrypted file or a zip of another version.
     except (OSError, ValueError, TypeError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, AttributeError):
-        raise StudyError(f"{file}: cannot be read as an npz file of arrays of numbers") from None
+        raise DataError(f"{file}: cannot be read as an npz file of arrays of numbers") from None
     seen(file.stat().st_size)
     yield from rows_of_document(arrays, str(file), columns)
 

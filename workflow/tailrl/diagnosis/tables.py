@@ -11,7 +11,7 @@ from tailrl.diagnosis.left_out import LeftOut, RowError
 from tailrl.diagnosis.log import Log
 from tailrl.diagnosis.readers import in_parts, read_log, sequences
 from tailrl.diagnosis.token_rows import GivenRow
-from tailrl.runtime.errors import StudyError, one_line
+from tailrl.runtime.errors import DataError, one_line
 
 
 def read_table(
@@ -35,9 +35,9 @@ def read_table(
         is_empty = False
         yield title, part
     if is_empty:
-        for sentence in left_out.first.values():
-            raise StudyError(sentence)
-        raise StudyError("the table holds no sequence with a response")
+        for reason, sentence in left_out.first.items():
+            raise RowError(reason, sentence)
+        raise DataError("the table holds no sequence with a response")
 
 
 def _rows(table: Any, columns: Mapping[str, str] | None) -> Iterator[GivenRow]:
@@ -62,11 +62,11 @@ def _of_mapping(table: Mapping[str, Any], columns: Mapping[str, str] | None) -> 
     sides = {known.columns[side]: table[known.columns[side]] for side in SIDES}
     lengths = {name: length_of(values) for name, values in sides.items()}
     if len(set(lengths.values())) > 1:
-        raise StudyError(f"the columns differ in length: {lengths}")
+        raise DataError(f"the columns differ in length: {lengths}")
     rows = list(of_columns(table, "the table", columns))
     (name, values), *_ = sides.items()
     if rows and rows[0][1] is table and (is_scalar(values) or (length_of(values) and is_scalar(values[0]))):
-        raise StudyError(
+        raise DataError(
             f"the table: {name} has numbers and no lists; a row is one response, with a list of its tokens' numbers, "
             "or one token, with a column response_id"
         )
@@ -84,7 +84,7 @@ def _mappings(table: Any) -> Iterable[Any]:
         return (dict(zip(names, values, strict=True)) for values in zip(*(c for _, c in columns), strict=True))
     if isinstance(table, Iterable):
         return table
-    raise StudyError(f"a log is a table, a dictionary of columns, rows or paths, not {type(table).__name__}")
+    raise DataError(f"a log is a table, a dictionary of columns, rows or paths, not {type(table).__name__}")
 
 
 def _absent(value: Any) -> bool:

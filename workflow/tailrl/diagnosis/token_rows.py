@@ -8,7 +8,7 @@ from typing import Any
 from tailrl.diagnosis.columns import is_json_list, json_list
 from tailrl.diagnosis.formats import PER_TOKEN, SIDES, Format, has_sides, is_scalar, recognise
 from tailrl.diagnosis.left_out import RowError
-from tailrl.runtime.errors import StudyError, one_line
+from tailrl.runtime.errors import DataError, one_line
 
 GivenRow = tuple[str, Mapping[str, Any] | RowError]  # where it is, for messages, and its columns
 
@@ -137,7 +137,7 @@ def _responses(
         if not group:
             if response and of_row in ended:
                 shown = ", ".join(f"{name} {one_line(row.get(name))}" for name in response)
-                raise StudyError(
+                raise DataError(
                     f"{where}: {shown} has tokens further above too; sort the rows by {' and '.join(response)}"
                 )
             key, where_first = of_row, where
@@ -145,7 +145,7 @@ def _responses(
         place = at
         places.add(at)
         if len(group) > LONGEST_RESPONSE:
-            raise StudyError(f"{where}: one response has more than {LONGEST_RESPONSE:,} tokens")
+            raise DataError(f"{where}: one response has more than {LONGEST_RESPONSE:,} tokens")
     if group:
         yield where_first, _joined(group, lists, position)
 

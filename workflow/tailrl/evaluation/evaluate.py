@@ -43,7 +43,7 @@ from tailrl.rollout.prompts import prompts_digest, show_prompts
 from tailrl.rollout.sampling import stop_tokens
 from tailrl.rollout.types import Rollout
 from tailrl.runtime.atomic_files import sync_files
-from tailrl.runtime.errors import StudyError, reason, say
+from tailrl.runtime.errors import ModelError, StorageError, reason, say
 from tailrl.runtime.timeouts import guarded
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def check_weights(folder: Path) -> None:
             with safe_open(folder / name, framework="pt"):
                 pass
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise StudyError(f"{folder}: no weights could be read from it: {reason(error)}") from None
+        raise ModelError(f"{folder}: no weights could be read from it: {reason(error)}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ def evaluate(
 def _part(parts: Parts, policy: Evaluee) -> EvaluatedPolicy:
     part = parts.read(policy)
     if part is None:
-        raise StudyError(f"{parts.folder}: the evaluation of {policy.folder} is gone or damaged; run the study again")
+        raise StorageError(f"{parts.folder}: the evaluation of {policy.folder} is gone or damaged; run the study again")
     return part
 
 

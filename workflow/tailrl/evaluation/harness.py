@@ -10,7 +10,7 @@ from tailrl.config.jobs import Evaluation
 from tailrl.model.policy import encode_prompt
 from tailrl.rollout import Decoding, Sampler
 from tailrl.rollout.types import Request, Rollout
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import ConfigurationError, DataError
 from tailrl.runtime.seeding import derive_seed
 from tailrl.runtime.timeouts import guarded
 from tailrl.tasks.problem import Problem, read_problems
@@ -38,7 +38,7 @@ def read_held_out(problems_file: Path) -> list[Problem]:
     problems = read_problems(problems_file)
     id_, count = Counter(problem.id for problem in problems).most_common(1)[0]
     if count > 1:
-        raise StudyError(f"{problems_file}: {count} problems share the id {id_!r}, which must be unique")
+        raise DataError(f"{problems_file}: {count} problems share the id {id_!r}, which must be unique")
     return problems
 
 
@@ -81,7 +81,7 @@ def make_requests(
         if problem not in prompts:
             prompts[problem] = tuple(encode_prompt(tokenizer, text))
             if len(prompts[problem]) + options["max_gen_toks"] > max_length:
-                raise StudyError(
+                raise ConfigurationError(
                     f"the prompt of problem {problem!r} has {len(prompts[problem])} tokens, which with "
                     f"evaluation.max_new_tokens = {options['max_gen_toks']} is more than the {max_length} "
                     "that the policy supports"

@@ -13,7 +13,7 @@ from tailrl.artifacts.manifest import MANIFEST, digest_of, read_manifest
 from tailrl.artifacts.metrics import read_metrics
 from tailrl.artifacts.records import RunRecord, read_record
 from tailrl.config.jobs import Run
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import DataError
 from tailrl.runtime.templates import renderer
 from tailrl.tracking.metrics import REWARD
 
@@ -39,10 +39,10 @@ def write_card(run_folder: Path, evaluation: Path | None = None) -> Path:
     record, config = read_record(run_folder, RunRecord), run_folder / "policy" / "config.json"
     size = parse_object(read_text(config), config).get("vocab_size")
     if not isinstance(size, int):
-        raise StudyError(f"{config}: has no vocab_size")
+        raise DataError(f"{config}: has no vocab_size")
     rewards = read_metrics(run_folder).get(REWARD, np.zeros(0)).tolist()
     if not rewards:
-        raise StudyError(f"{run_folder / 'metrics.jsonl'}: has no {REWARD}")
+        raise DataError(f"{run_folder / 'metrics.jsonl'}: has no {REWARD}")
     chat = (run_folder / "policy" / "chat_template.jinja").is_file()
     evaluated = None if evaluation is None else _evaluated(evaluation, run_folder, record)
     text = _card(record, record.run, size, chat, rewards, evaluated)
@@ -94,10 +94,10 @@ def _evaluated(path: Path, run_folder: Path, record: RunRecord) -> dict[str, Any
     evaluation = settings.arrays()
     score = next((score for score in evaluation.scores if score.seed == record.seed), None)
     if score is None:
-        raise StudyError(f"{path}: holds no policy of seed {record.seed}")
+        raise DataError(f"{path}: holds no policy of seed {record.seed}")
     policy = digest_of(read_manifest(run_folder / MANIFEST).digests("policy"))
     if (given := read_manifest(manifest_of(path)).evaluated(record.seed)) is None:
-        raise StudyError(f"{manifest_of(path)}: does not say which policy of seed {record.seed} was evaluated")
+        raise DataError(f"{manifest_of(path)}: does not say which policy of seed {record.seed} was evaluated")
     if given != policy:
-        raise StudyError(f"{path}: evaluated another policy than {run_folder / 'policy'}")
+        raise DataError(f"{path}: evaluated another policy than {run_folder / 'policy'}")
     return {"problems": len(evaluation.problems), "settings": settings, "score": score}

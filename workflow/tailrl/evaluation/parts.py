@@ -18,7 +18,7 @@ from tailrl.config.jobs import Evaluation
 from tailrl.config.source_files import at_start, job_files
 from tailrl.config.training import without_operational
 from tailrl.runtime.atomic_files import write_whole
-from tailrl.runtime.errors import StudyError, say, writing
+from tailrl.runtime.errors import DataError, say, writing
 from tailrl.runtime.provenance import provenance
 
 
@@ -71,7 +71,7 @@ class Parts:
                 data = path.read_bytes()
                 if path.stem.rpartition("-")[2] == _digest(data):
                     return parse_record(EvaluatedPolicy, data, path)
-            except (OSError, StudyError):
+            except (OSError, DataError):
                 pass
             say(f"{path}: damaged, left out")
         return None

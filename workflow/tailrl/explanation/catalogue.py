@@ -10,7 +10,7 @@ from typing import Any, Literal
 import yaml
 
 from tailrl.artifacts.files import Record
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import ConfigurationError
 from tailrl.runtime.import_path import is_import_path, named
 
 Kind = Literal["inputs", "model", "logits", "record"]
@@ -137,12 +137,12 @@ def imported(paths: Sequence[str]) -> tuple[Hypothesis, ...]:
     found = []
     for path in paths:
         if not is_import_path(path):
-            raise StudyError(f"--hypothesis {path}: write it as package.module:name")
+            raise ConfigurationError(f"--hypothesis {path}: write it as package.module:name")
         try:
             hypothesis = named(path)
-        except StudyError as error:
-            raise StudyError(f"--hypothesis {error}") from None
+        except ConfigurationError as error:
+            raise ConfigurationError(f"--hypothesis {error}") from None
         if not isinstance(hypothesis, Hypothesis):
-            raise StudyError(f"--hypothesis {path}: is no tailrl.explanation.catalogue.Hypothesis")
+            raise ConfigurationError(f"--hypothesis {path}: is no tailrl.explanation.catalogue.Hypothesis")
         found.append(hypothesis)
     return tuple(found)

@@ -39,7 +39,7 @@ from tailrl.explanation.search import (
 )
 from tailrl.explanation.sequences import Response, Scored, choose, read, require, scored, with_prompts
 from tailrl.explanation.train_mode import TRAIN_MODE, left_on, probabilities
-from tailrl.runtime.errors import StudyError, say
+from tailrl.runtime.errors import ConfigurationError, DataError, say
 
 SIDES = ("sampler", "trainer")
 TOKENS = 1000  # computed at most, unless the caller says otherwise
@@ -294,7 +294,9 @@ def _engine(compare: str | None, model: str) -> Engine | None:
         return None
     name, _, folder = compare.partition("=")
     if name != "vllm":
-        raise StudyError(f"--compare {compare}: write vllm, or vllm=FOLDER for an engine with another checkpoint")
+        raise ConfigurationError(
+            f"--compare {compare}: write vllm, or vllm=FOLDER for an engine with another checkpoint"
+        )
     return vllm_outputs(folder or model)
 
 
@@ -362,7 +364,7 @@ class _Bench:
         """The first responses by what they may tell, with so many tokens; raises StudyError where there is none."""
         chosen = _until(self.order, self.by_number, tokens)
         if not chosen:
-            raise StudyError("the log has no response with finite log-probs of both sides")
+            raise DataError("the log has no response with finite log-probs of both sides")
         for part in self.parts.values():
             part.forget_rows()  # the larger sample has rows of its own
         self.bar.begin(f"{sum(len(one.position_T) for one in chosen)} tokens", self._reading(chosen))

@@ -13,7 +13,7 @@ from tailrl.explanation.sequences import Scored
 from tailrl.model.layer_outputs import Outputs, recorded
 from tailrl.model.policy import load_policy, local_folder
 from tailrl.runtime import distributed
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import ModelError
 
 SEQUENCES = 3  # of the worst ones, that both sides run
 MOST_TOKENS = 512  # of a sequence, from its beginning
@@ -68,7 +68,7 @@ def compare(model: str, engine: Engine, chosen: Sequence[Scored]) -> tuple[Stage
     other = engine(sequences, dtype)
     names = [name for name in right[0] if name in other[0]]
     if not names:
-        raise StudyError(f"{model}: the engine's model has no layer that is named as the model's")
+        raise ModelError(f"{model}: the engine's model has no layer that is named as the model's")
     return tuple(Stage(name, _difference(right, other, name), _difference(right, format_alone, name)) for name in names)
 
 

@@ -21,7 +21,7 @@ from tailrl.explanation.inputs import Context
 from tailrl.model.policy import load_policy
 from tailrl.model.quantize import rounded_weight
 from tailrl.model.quantized import projections, round_activations
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import ModelError
 
 # Attributes that a changed model carries to the scorer.
 LOGITS_TOO = "explained_logits_too"  # true: the head computes in 16 bits as well
@@ -204,7 +204,7 @@ def other_weights(model: PreTrainedModel, value: float, context: Context) -> Pre
     weights = {name: weight.to(model.device) for name, weight in other.state_dict().items()}
     own = model.state_dict()
     if {name: weight.shape for name, weight in weights.items()} != {n: w.shape for n, w in own.items()}:
-        raise StudyError(f"{context.others[int(value)]}: its weights do not have the shapes of the model's")
+        raise ModelError(f"{context.others[int(value)]}: its weights do not have the shapes of the model's")
     model.load_state_dict(weights, assign=True)
     return model
 
@@ -216,7 +216,7 @@ def adapter(model: PreTrainedModel, value: float, context: Context) -> PreTraine
     parameters = dict(model.named_parameters())
     for name, update in adapter_updates(Path(context.adapters[0])).items():
         if name not in parameters or parameters[name].shape != update.shape:
-            raise StudyError(f"{context.adapters[0]}: the model has no weight {name} of the shape {list(update.shape)}")
+            raise ModelError(f"{context.adapters[0]}: the model has no weight {name} of the shape {list(update.shape)}")
         weight = parameters[name]
         weight.data = weight + value * update.to(weight.dtype)
     return model
@@ -229,10 +229,10 @@ def adapter_updates(folder: Path) -> dict[str, Tensor]:
     try:
         weights = load_file(folder / ADAPTER_WEIGHTS)
     except Exception as error:  # the library has its own
-        raise StudyError(f"{folder / ADAPTER_WEIGHTS}: cannot be read: {error}") from None
+        raise ModelError(f"{folder / ADAPTER_WEIGHTS}: cannot be read: {error}") from None
     rank, alpha = settings.get("r"), settings.get("lora_alpha")
     if not isinstance(rank, int) or not isinstance(alpha, int | float) or rank < 1:
-        raise StudyError(f"{file}: has no r and lora_alpha, as an adapter of LoRA has")
+        raise ModelError(f"{file}: has no r and lora_alpha, as an adapter of LoRA has")
     scale = alpha / (rank**0.5 if settings.get("use_rslora") else rank)
     found = {}
     for name, low_RI in weights.items():

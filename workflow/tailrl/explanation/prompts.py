@@ -11,7 +11,7 @@ from tailrl.artifacts.files import parse_object, read_text
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.explanation.scorer import Scorer, logprobs_after
 from tailrl.explanation.sequences import Response, Scored, encode, joined
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import DataError
 
 TRIED = 16  # a response's prompt is found by so many of its first tokens
 CHECKED = 6  # responses by which it is seen whether each row has its line's prompt
@@ -34,7 +34,7 @@ def read_prompts(file: Path, tokenizer: Any) -> list[tuple[int, ...]]:
             else _encoded(line, tokenizer, where)
         )
     if not found:
-        raise StudyError(f"{file}: holds no prompt")
+        raise DataError(f"{file}: holds no prompt")
     return found
 
 
@@ -44,12 +44,12 @@ def _of_object(given: dict[str, Any], tokenizer: Any, where: str) -> tuple[int, 
         return tuple(ids)
     if isinstance(given.get("prompt"), str):
         return _encoded(given["prompt"], tokenizer, where)
-    raise StudyError(f"{where}: has neither prompt_ids, a list of token ids, nor prompt, a text")
+    raise DataError(f"{where}: has neither prompt_ids, a list of token ids, nor prompt, a text")
 
 
 def _encoded(text: str, tokenizer: Any, where: str) -> tuple[int, ...]:
     if tokenizer is None:
-        raise StudyError(f"{where}: is a text, and the model's folder has no tokenizer")
+        raise DataError(f"{where}: is a text, and the model's folder has no tokenizer")
     return tuple(encode(tokenizer, text))
 
 
@@ -139,7 +139,7 @@ def _with_nearest(
 
 def _ids(response: Response) -> list[int]:
     if response.token_T is None:
-        raise StudyError(f"row {response.number}: has no token ids, which a prompt from a file needs")
+        raise DataError(f"row {response.number}: has no token ids, which a prompt from a file needs")
     ids: list[int] = response.token_T.tolist()
     return ids
 

@@ -19,7 +19,7 @@ from tailrl.model.forward import head_weight
 from tailrl.model.policy import load_policy, load_tokenizer, local_folder
 from tailrl.rollout.sampling import stop_tokens
 from tailrl.runtime import distributed
-from tailrl.runtime.errors import StudyError, say
+from tailrl.runtime.errors import ConfigurationError, DataError, ModelError, say
 
 MOST_VARIANTS = 1  # changed models beside the model itself
 
@@ -39,7 +39,7 @@ class Scorer:
         self.model.set_attn_implementation(ALONE)
         try:
             tokenizer = load_tokenizer(folder)
-        except StudyError as error:
+        except ModelError as error:
             say(f"{error}; hypotheses on texts are left out")
             tokenizer = None
         template = chat_template(tokenizer)
@@ -66,7 +66,9 @@ class Scorer:
                 changed = changed and choice.hypothesis.apply(changed, choice.value, self.context)
             if versions != [weight._version for weight in self.model.parameters()]:
                 names = ", ".join(choice.hypothesis.name for choice in changes)
-                raise StudyError(f"{names}: changes a weight in place, which the model shares; set weight.data instead")
+                raise ConfigurationError(
+                    f"{names}: changes a weight in place, which the model shares; set weight.data instead"
+                )
             if changed is not None and changed.config._attn_implementation != ALONE:
                 changed.set_attn_implementation(ALONE)
             self._variants[changes] = changed
@@ -103,7 +105,7 @@ class Scorer:
     def _rows_of(self, model: PreTrainedModel, inputs: Inputs) -> Rows:
         ids_P = torch.tensor(inputs.ids, device=self.device)
         if int(ids_P.max()) >= head_weight(model).shape[0] or int(ids_P.min()) < 0:
-            raise StudyError(f"the log has the token id {int(ids_P.max())}, which the model's vocabulary has not")
+            raise DataError(f"the log has the token id {int(ids_P.max())}, which the model's vocabulary has not")
         positions = range(len(ids_P)) if inputs.positions is None else inputs.positions
         place_T = torch.from_numpy(np.asarray(inputs.place_T)).to(self.device)
         hidden_PH = model.base_model(

@@ -9,7 +9,7 @@ import numpy as np
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.diagnosis.log import IntArray, Log
 from tailrl.explanation.inputs import Inputs
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import DataError
 
 MOST_KEPT = 4096  # responses to choose from; of a longer log every second, fourth, ... one is kept
 MOST_OF_A_RESPONSE = 128  # tokens of one response that are scored
@@ -229,7 +229,7 @@ def joined(response: Response, prompt: Sequence[int], ids: Sequence[int]) -> Res
 def require(responses: Sequence[Response], where: str) -> None:
     """Raises StudyError where no response has what the model must read."""
     if not responses:
-        raise StudyError(
+        raise DataError(
             f"{where}: has no prompts: a response is computed after its prompt. Log the prompt's ids "
             "(docs/how-to/log-schema.md), or give --prompts FILE, with the prompts of the rows or a set of prompts"
         )

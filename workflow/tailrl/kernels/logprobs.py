@@ -34,7 +34,7 @@ from tailrl.kernels.cpu_chunks import (
 from tailrl.kernels.row_sums import RowSums, outputs
 from tailrl.kernels.sizes import KEPT_BYTES
 from tailrl.objective.safe_set import TokenLogprobs, check_rows, checked
-from tailrl.runtime.errors import NumericalError, StudyError
+from tailrl.runtime.errors import ConfigurationError, DataError, NumericalError
 
 
 def constrained_logprobs(
@@ -64,11 +64,11 @@ def constrained_logprobs(
     """
     check_rows(hidden_TH, tokens_T, len(weight_VH))
     if weight_VH.shape[1:] != hidden_TH.shape[1:]:
-        raise StudyError(
+        raise DataError(
             f"hidden states {list(hidden_TH.shape)} and the head's weight {list(weight_VH.shape)} do not fit"
         )
     if not temperature > 0:
-        raise StudyError(f"temperature must be above 0, not {temperature:g}")
+        raise ConfigurationError(f"temperature must be above 0, not {temperature:g}")
     threshold = checked(rule, threshold)
     for name, tensor in (("head's weight", weight_VH), ("policy's last hidden states", hidden_TH)):
         # A sum is not finite where a term is not: one cheap pass.

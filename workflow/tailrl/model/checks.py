@@ -14,7 +14,7 @@ from transformers.utils.hub import get_checkpoint_shard_files
 from tailrl.kernels.packing import pack
 from tailrl.model.files import MisfitError, file_of
 from tailrl.model.forward import PACKED_ATTENTION, head_weight, hidden_states, trained_length
-from tailrl.runtime.errors import StudyError, one_line, reason
+from tailrl.runtime.errors import ModelError, one_line, reason
 
 LENGTHS = (3, 5)
 """Tokens of the two sequences that are tried in one row."""
@@ -111,19 +111,19 @@ def check_loaded(model: PreTrainedModel, report: dict[str, Any], path: str | Pat
     for names, fault in ((report["missing_keys"], "lacks"), (unknown, "has weights without a place in the model:")):
         if names:
             listed = one_line(", ".join(sorted(names)))
-            raise StudyError(f"{path}: by {CONFIG_NAME}, {file_of(folder, min(names))} {fault} {listed}")
+            raise ModelError(f"{path}: by {CONFIG_NAME}, {file_of(folder, min(names))} {fault} {listed}")
     if report["mismatched_keys"]:
         name, given, expected = min(report["mismatched_keys"])
-        raise StudyError(
+        raise ModelError(
             f"{path}: {file_of(folder, name)}: {name} has the shape {list(given)}, {CONFIG_NAME} says {list(expected)}"
         )
     for name, weight in model.named_parameters():
         # A sum is not finite where a term is not.
         if not weight.sum(dtype=torch.float64).isfinite():
-            raise StudyError(f"{path}: {file_of(folder, name)}: {name} holds NaN or Inf")
+            raise ModelError(f"{path}: {file_of(folder, name)}: {name} holds NaN or Inf")
     _check_forward(model, path)
     if missing := [name for name in SIZES if not hasattr(model.config, name)]:
-        raise StudyError(f"{path}: {CONFIG_NAME} has no {', '.join(missing)}")
+        raise ModelError(f"{path}: {CONFIG_NAME} has no {', '.join(missing)}")
     _check_far(model, path)
 
 
@@ -146,17 +146,17 @@ def _check_forward(model: PreTrainedModel, path: str | Path) -> None:
         if difference > accepted:
             accepted = max(accepted, AMPLIFIED * _rounding(model, tokens_P, alone_PH))
         model.set_attn_implementation(PACKED_ATTENTION)
-    except StudyError as error:
-        raise StudyError(f"{path}: {error}") from None
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from None
     except Exception as error:  # each class fails in its own way
-        raise StudyError(f"{path}: {kind} does not run on packed rows: {reason(error)}") from None
+        raise ModelError(f"{path}: {kind} does not run on packed rows: {reason(error)}") from None
     if not difference <= accepted:  # NaN is refused; hidden states of nothing but 0 are equal
-        raise StudyError(
+        raise ModelError(
             f"{path}: {kind} mixes tokens by more than its attention: packed responses would see one another (hidden "
             f"states of size {size:.1g} differ by {difference:.1g}; rounding explains {accepted:.1g})"
         )
     if not torch.allclose(own_PV, ours_PV, rtol=1e-4, atol=1e-4, equal_nan=True):
-        raise StudyError(f"{path}: its logits are scaled or capped after the head, which is not supported")
+        raise ModelError(f"{path}: its logits are scaled or capped after the head, which is not supported")
 
 
 @torch.no_grad()
@@ -171,7 +171,7 @@ def _check_far(model: PreTrainedModel, path: str | Path) -> None:
     far = replace(near, positions_P=near.positions_P + shift * second_P)
     near_LH, far_LH = (hidden_states(model, tokens_P, packing)[: LENGTHS[0]] for packing in (near, far))
     if not torch.allclose(near_LH, far_LH, rtol=0, atol=ROUNDING_SHARE * near_LH.abs().max().item()):
-        raise StudyError(
+        raise ModelError(
             f"{path}: {type(model).__name__} gives a response other numbers beside one of "
             f"{trained_length(model.config)} tokens: packed responses would see one another's length"
         )

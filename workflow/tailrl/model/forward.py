@@ -13,7 +13,7 @@ from tailrl.kernels.batch_invariant import Attend, PackedAttention, pad_rows
 from tailrl.kernels.packing import Packing, padded, unpadded
 from tailrl.kernels.varlen import HEAD_MULTIPLE, serves, varlen_attention
 from tailrl.model.routing import Routing, open_routers
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import ModelError
 
 PACKED_ATTENTION = "packed"
 EXACT_ATTENTION = "exact"
@@ -74,7 +74,7 @@ def padded_attention(query_NHLD: Tensor, key_NKLD: Tensor, value_NKLD: Tensor, s
     except RuntimeError as error:
         if not any(words in str(error) for words in ("No available kernel", "No viable backend")):
             raise
-        raise StudyError(
+        raise ModelError(
             f"this GPU has no attention in {str(query_NHLD.dtype).removeprefix('torch.')} with heads of {size} whose "
             "memory grows with a response's length alone; set training.dtype: float32, or take a newer GPU"
         ) from None
@@ -108,7 +108,7 @@ def _rounded(module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> tu
 def _refuse_unsupported(others: dict[str, Any]) -> None:
     unsupported = [name for name in ("softcap", "s_aux") if others.get(name) is not None]
     if unsupported:
-        raise StudyError(
+        raise ModelError(
             f"the policy's attention uses {', '.join(unsupported)}, which packed training does not support"
         )
 
@@ -117,7 +117,7 @@ def _refuse_beyond(window: int | None, packing: Packing) -> None:
     """Raises StudyError for a sequence longer than the attention's window, which hides nothing from a shorter one."""
     longest = packing.index_NL.shape[1]
     if window is not None and longest > window:
-        raise StudyError(
+        raise ModelError(
             f"a sequence has {longest} tokens, and the policy's attention has a sliding_window of {window}, the most "
             "that packed training supports"
         )
@@ -144,7 +144,7 @@ def check_rope(config: PreTrainedConfig, tokens: int) -> None:
     """Raises StudyError for a sequence of so many tokens that its rope would change others: see `changing_ropes`."""
     for rope, limit in changing_ropes(config).items():
         if tokens > limit:
-            raise StudyError(
+            raise ModelError(
                 f"the policy's rope of type {rope} changes at {limit} tokens, and a sequence of {tokens} would change "
                 f"all others in its row: prompt and response may have {limit} tokens"
             )
@@ -239,5 +239,5 @@ def head_weight(model: PreTrainedModel) -> Tensor:
     """The head's weight [V, H]; raises StudyError for a head with a bias, which the objective does not support."""
     head = model.get_output_embeddings()
     if getattr(head, "bias", None) is not None:
-        raise StudyError(f"{type(model).__name__} has an output bias, which the constrained objective does not support")
+        raise ModelError(f"{type(model).__name__} has an output bias, which the constrained objective does not support")
     return cast(Tensor, head.weight)

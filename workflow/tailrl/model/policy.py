@@ -32,7 +32,7 @@ from tailrl.model.files import TOKENIZER_FILES, MisfitError, add_older_keys, bro
 from tailrl.model.forward import PACKED_ATTENTION
 from tailrl.model.routing import open_routers
 from tailrl.runtime import distributed
-from tailrl.runtime.errors import StudyError, few, one_line, reason, say
+from tailrl.runtime.errors import ConfigurationError, ModelError, StorageError, few, one_line, reason, say
 from tailrl.runtime.hub import use_cache_without_hub
 from tailrl.tasks.problem import Problem
 
@@ -96,7 +96,7 @@ def load_policy(path: str | Path) -> PreTrainedModel:
         )
     # A configuration may ask for any class of any size, and each fails in its own way.
     except Exception as error:
-        raise StudyError(f"{path}: no model could be read from it: {_why(path, error)}") from None
+        raise ModelError(f"{path}: no model could be read from it: {_why(path, error)}") from None
     open_routers(model)
     check_loaded(model, report, path)
     _make_savable(model.generation_config, Path(path) / (GENERATION_CONFIG_NAME if generation else CONFIG_NAME))
@@ -123,11 +123,11 @@ def read_generation(path: str | Path) -> GenerationConfig | None:
             raise ValueError("not a JSON object")
         generation = GenerationConfig.from_dict(settings)
     except Exception as error:  # its validation fails in many ways
-        raise StudyError(f"{file}: cannot be read: {reason(error)}; mend it, or remove it") from None
+        raise ModelError(f"{file}: cannot be read: {reason(error)}; mend it, or remove it") from None
     ends = generation.eos_token_id
     for token in ends if isinstance(ends, list) else [ends]:
         if token is not None and (type(token) is not int or token < 0):
-            raise StudyError(f"{file}: its eos_token_id holds {one_line(repr(token))}, which is no token id; mend it")
+            raise ModelError(f"{file}: its eos_token_id holds {one_line(repr(token))}, which is no token id; mend it")
     return generation
 
 
@@ -149,7 +149,7 @@ def _make_savable(generation: GenerationConfig | None, file: Path) -> None:
     try:
         generation.validate(strict=True)
     except ValueError as error:
-        raise StudyError(f"{file}: transformers refuses to save its settings: {reason(error)}; mend it") from None
+        raise ModelError(f"{file}: transformers refuses to save its settings: {reason(error)}; mend it") from None
     say(
         f"{file}: greedy decoding does not read {few(refused)}, and transformers refuses to save that: policies are "
         "written without it; the study says how responses are sampled"
@@ -185,9 +185,9 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
         why = _why(path, error)
         if why == reason(error) and (files := [name for name in TOKENIZER_FILES if (Path(path) / name).is_file()]):
             why = f"{' or '.join(files)}: {why}"
-        raise StudyError(f"{path}: no tokenizer could be read from it: {why}") from None
+        raise ModelError(f"{path}: no tokenizer could be read from it: {why}") from None
     if tokenizer.eos_token_id is None:
-        raise StudyError(f"{path}: its tokenizer has no end token, so no response could ever end")
+        raise ModelError(f"{path}: its tokenizer has no end token, so no response could ever end")
     return cast(PreTrainedTokenizerBase, tokenizer)
 
 
@@ -197,7 +197,7 @@ def load_config(path: str | Path) -> PreTrainedConfig:
         _ask_hub(path)
         return AutoConfig.from_pretrained(path, trust_remote_code=False)
     except Exception as error:
-        raise StudyError(f"{path}: no configuration could be read from it: {_why(path, error)}") from None
+        raise ModelError(f"{path}: no configuration could be read from it: {_why(path, error)}") from None
 
 
 def local_folder(path: str | Path) -> Path:
@@ -210,7 +210,7 @@ def local_folder(path: str | Path) -> Path:
 def check_vocabulary(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, path: str | Path) -> None:
     """Raises StudyError where the tokenizer has tokens that the model lacks."""
     if len(tokenizer) > config.vocab_size:
-        raise StudyError(
+        raise ModelError(
             f"{path}: its tokenizer has {len(tokenizer)} tokens, more than the vocab_size of config.json, "
             f"{config.vocab_size}"
         )
@@ -234,7 +234,7 @@ def save_policy(
         tokenizer.save_pretrained(folder)
         add_older_keys(folder)
     except Exception as error:  # each writing library raises its own kind: OSError, SafetensorError, Exception
-        raise StudyError(f"{folder}: the policy could not be written: {reason(error)}") from None
+        raise StorageError(f"{folder}: the policy could not be written: {reason(error)}") from None
 
 
 def whole_weights(model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
@@ -289,7 +289,7 @@ def required_length(
     longest = max(range(len(prompts)), key=lambda i: len(prompts[i]))
     length = len(prompts[longest]) + max_new_tokens
     if length > most:
-        raise StudyError(
+        raise ConfigurationError(
             f"problem {problems[longest].id!r}: {len(prompts[longest])} prompt tokens and {setting} = "
             f"{max_new_tokens} exceed the {most} that the policy supports"
         )
@@ -306,7 +306,7 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
         )
         return cast(list[int], tokenizer.encode(text, add_special_tokens=False))
     except Exception as error:  # a template is a program
-        raise StudyError(
+        raise ModelError(
             f"{tokenizer.name_or_path}: its tokenizer or chat template fails on a prompt: {reason(error)}; look at its "
             "tokenizer_config.json and chat_template.jinja"
         ) from None

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from tailrl.config.sampler import FewBits, SamplerSettings, VllmSettings
 from tailrl.model.forward import CACHE_ROUNDING, QUERY_ROUNDING, head_size, make_exact
 from tailrl.model.quantize import CACHES, rounded_cache, rounded_rows, rounded_weight, straight_through
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import ConfigurationError
 
 KERNEL_MULTIPLE = 32
 """Inputs and outputs of an int4 weight are a multiple of it: vLLM's kernels have no remainder."""
@@ -33,7 +33,7 @@ def check_cache(model: PreTrainedModel, settings: VllmSettings) -> None:
     if settings.kv_cache_dtype != "auto" and not torch.cuda.is_available():
         size = head_size(model.config)
         if size % KERNEL_MULTIPLE:
-            raise StudyError(
+            raise ConfigurationError(
                 "sampler.kv_cache_dtype: on a CPU vLLM's fp8 cache takes heads of a multiple of "
                 f"{KERNEL_MULTIPLE}, not of {size}"
             )
@@ -49,11 +49,13 @@ def check_sizes(model: PreTrainedModel, settings: FewBits) -> None:
     share = settings.group_size or KERNEL_MULTIPLE
     for name, weight in model.named_parameters():
         if name not in known and weight.ndim > 1 and id(weight) not in tables:
-            raise StudyError(f"sampler.quantization: {name} is not the weight of a linear layer, as experts' are not")
+            raise ConfigurationError(
+                f"sampler.quantization: {name} is not the weight of a linear layer, as experts' are not"
+            )
         if name in known and settings.quantization == "int4":
             outputs, inputs = weight.shape
             if outputs % KERNEL_MULTIPLE or inputs % KERNEL_MULTIPLE or inputs % share:
-                raise StudyError(
+                raise ConfigurationError(
                     f"sampler.quantization: int4 needs {KERNEL_MULTIPLE} to divide a weight's sizes, and "
                     f"group_size its inputs; {name} has {outputs} outputs and {inputs} inputs"
                     + (f" in groups of {settings.group_size}" if settings.group_size else "")

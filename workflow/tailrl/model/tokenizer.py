@@ -12,7 +12,7 @@ from itertools import chain
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import ConfigurationError
 
 PAD, END = "<pad>", "<end>"
 
@@ -37,7 +37,7 @@ def train_tokenizer(vocabulary_size: int, texts: Iterable[str]) -> PreTrainedTok
     )
     tokenizer.train_from_iterator(chain([prose()], texts), trainer)
     if tokenizer.get_vocab_size() < vocabulary_size:
-        raise StudyError(
+        raise ConfigurationError(
             f"policy.scratch.vocabulary_size: the texts give {tokenizer.get_vocab_size()} tokens, "
             f"fewer than the {vocabulary_size} asked for"
         )

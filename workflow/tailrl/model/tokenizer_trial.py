@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tailrl.runtime.errors import StudyError, reason
+from tailrl.runtime.errors import ModelError, reason
 from tailrl.tasks.math_verify_worker import limit
 from tailrl.tasks.verifier import reply_of
 
@@ -56,7 +56,7 @@ def try_tokenizer(path: str) -> None:
         finally:
             process.kill()
     if wrong:
-        raise StudyError(wrong)
+        raise ModelError(wrong)
 
 
 def _trial(path: str) -> str:
@@ -67,7 +67,7 @@ def _trial(path: str) -> str:
         tokenizer = load_tokenizer(path)
         tokenizer.decode(encode_prompt(tokenizer, TEXT))
         tokenizer.batch_decode([[token] for token in range(len(tokenizer))], skip_special_tokens=True)
-    except StudyError as error:
+    except ModelError as error:
         return str(error)
     except Exception as error:
         return f"{path}: its tokenizer cannot decode: {reason(error)}"

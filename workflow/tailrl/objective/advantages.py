@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import ConfigurationError, DataError
 from tailrl.runtime.import_path import called, is_import_path
 
 GRPO_EPSILON = 1e-6
@@ -16,7 +16,7 @@ GRPO_EPSILON = 1e-6
 
 def _checked(rewards_PG: Tensor) -> Tensor:
     if rewards_PG.dim() != 2 or rewards_PG.shape[1] < 2:
-        raise StudyError(
+        raise DataError(
             f"rewards must be [P, G], of G ≥ 2 responses to each of P prompts, not {list(rewards_PG.shape)}"
         )
     return rewards_PG
@@ -55,7 +55,7 @@ def advantages_of(estimator: str, rewards_PG: Tensor) -> Tensor:
     found_PG = called(estimator, _checked(rewards_PG))
     if not isinstance(found_PG, Tensor) or found_PG.shape != rewards_PG.shape or not found_PG.isfinite().all():
         what = list(found_PG.shape) if isinstance(found_PG, Tensor) else type(found_PG).__name__
-        raise StudyError(
+        raise ConfigurationError(
             f"{estimator}: must give finite advantages of the rewards' shape {list(rewards_PG.shape)}, not {what}"
         )
     return found_PG

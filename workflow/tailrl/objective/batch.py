@@ -8,7 +8,7 @@ from tailrl.objective.corrections import normaliser
 from tailrl.objective.diagnostics import log_ratio_metrics
 from tailrl.objective.loss import LossInputs, loss
 from tailrl.objective.safe_set import at_least_float32, token_logprobs
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import ConfigurationError, DataError
 from tailrl.runtime.older_names import accepts_older_names
 
 
@@ -49,10 +49,10 @@ def batch_loss(
     count = len(tokens_NL)
     there_NL = mask_NL.bool()
     if not there_NL.any():
-        raise StudyError("the mask leaves no token")
+        raise DataError("the mask leaves no token")
     sequence_T, sampler_T = there_NL.nonzero()[:, 0], logp_sampler_NL[there_NL]
     if not sampler_T.isfinite().all():
-        raise StudyError("logp_sampler_NL holds NaN or Inf among the tokens of the responses")
+        raise DataError("logp_sampler_NL holds NaN or Inf among the tokens of the responses")
     logits_TV = at_least_float32(logits_NLV[there_NL])
     threshold = vocabulary.threshold(logits_TV.shape[1])
     fill = vocabulary.outside == "paper_fill"
@@ -83,7 +83,7 @@ def _check(
     logp_old_NL: Tensor | None,
 ) -> None:
     if not isinstance(vocabulary, Vocabulary):
-        raise StudyError(f'vocabulary: needs Vocabulary(rule="min_p", ...), not {vocabulary!r}')
+        raise ConfigurationError(f'vocabulary: needs Vocabulary(rule="min_p", ...), not {vocabulary!r}')
     size = list(tokens_NL.shape)
     fitting = {
         "logits_NLV": (logits_NLV, [*size, *logits_NLV.shape[-1:]]),
@@ -97,6 +97,6 @@ def _check(
     ]
     if len(size) != 2 or wrong:
         whole = f"tokens_NL is {size}" + (", not [N, L]" if len(size) != 2 else "")
-        raise StudyError("; ".join([whole, *wrong]))
+        raise DataError("; ".join([whole, *wrong]))
     if not ((mask_NL == 0) | (mask_NL == 1)).all():
-        raise StudyError("the mask must be bool, or 0 and 1")
+        raise DataError("the mask must be bool, or 0 and 1")

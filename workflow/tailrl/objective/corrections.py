@@ -30,7 +30,7 @@ from torch import Tensor
 from tailrl.config.arm import LIMITED, REMEDIES, Correction
 from tailrl.objective.rejections import k1, k3, rejections
 from tailrl.objective.sequences import check_packed, limited, sequence_any, sequence_mean, sequence_sum, times
-from tailrl.runtime.errors import NumericalError, StudyError
+from tailrl.runtime.errors import ConfigurationError, DataError, NumericalError
 from tailrl.runtime.import_path import called, is_import_path
 
 # --- weights of a sequence: (Δ_T, sequence_T, N, threshold) → weight [N], rejected [N] ----------------
@@ -171,11 +171,13 @@ def _of_ones_own(path: str) -> Callable[..., Judged]:
         count = others[1] if isinstance(others[0], Tensor) else len(delta_T)
         if not isinstance(weight, Tensor) or weight.shape != (count,):
             what = list(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
-            raise StudyError(f"{path}: must give {count} weights, as a tensor, not {what}")
+            raise ConfigurationError(f"{path}: must give {count} weights, as a tensor, not {what}")
         if rejected is None:
             rejected = torch.zeros_like(weight, dtype=torch.bool)
         if weight.isnan().any() or (weight < 0).any() or rejected.dtype != torch.bool or rejected.shape != weight.shape:
-            raise StudyError(f"{path}: weights must be numbers from 0, and what is rejected bool of the same shape")
+            raise ConfigurationError(
+                f"{path}: weights must be numbers from 0, and what is rejected bool of the same shape"
+            )
         return judge(weight, rejected)
 
     return weigh
@@ -244,11 +246,11 @@ def correct(
         NumericalError: a kept token's weight overflows the dtype (exp(Δ) of `is` at Δ > 88 nats in float32).
     """
     if not isinstance(correction, Correction):
-        raise StudyError(f'correction: needs Correction(sequence="mis", ...), not {correction!r}')
+        raise ConfigurationError(f'correction: needs Correction(sequence="mis", ...), not {correction!r}')
     moved_T = torch.zeros_like(delta_T) if moved_T is None else moved_T
     check_packed(count, sequence_T, delta_T=delta_T, outside_T=outside_T, moved_T=moved_T)
     if outside_T.dtype != torch.bool:
-        raise StudyError(f"outside_T must be bool, not {str(outside_T.dtype).removeprefix('torch.')}")
+        raise DataError(f"outside_T must be bool, not {str(outside_T.dtype).removeprefix('torch.')}")
     outside_N = sequence_any(outside_T, sequence_T, count)
     delta_T, moved_T = (values_T.masked_fill(outside_T, 0.0) for values_T in (delta_T, moved_T))
     raw_N = ratio(delta_T, sequence_T, count).masked_fill(outside_N, 0.0)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from tailrl.config.sampler import Disturbance
 from tailrl.objective.noise import normal
 from tailrl.runtime.distributed import sharded_like
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import DataError, ModelError
 
 UNDISTURBED = Disturbance()
 LARGEST_FLOAT8 = 448.0
@@ -46,7 +46,7 @@ def disturb(logits_TV: Tensor, seeds: Sequence[int], positions: Sequence[int], s
         StudyError: noise without one seed and position a row.
     """
     if settings.noise and not len(seeds) == len(positions) == len(logits_TV):
-        raise StudyError(f"{len(logits_TV)} rows have {len(seeds)} seeds and {len(positions)} positions")
+        raise DataError(f"{len(logits_TV)} rows have {len(seeds)} seeds and {len(positions)} positions")
     size, device = logits_TV.shape[-1], logits_TV.device
     if settings.bias:
         # The CPU's numbers on every machine, since this error is one and the same in all runs.
@@ -82,7 +82,7 @@ def round_weights(weights: Iterable[tuple[str, Tensor]], dtype: str | None) -> I
     for name, weight in weights:
         rounded = _rounded(weight, dtype)
         if rounded.isinf().any() and not weight.isinf().any():
-            raise StudyError(f"disturbance.weights: {name} holds weights too large for {dtype}")
+            raise ModelError(f"disturbance.weights: {name} holds weights too large for {dtype}")
         yield name, rounded
 
 

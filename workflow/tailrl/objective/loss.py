@@ -21,7 +21,7 @@ from tailrl.objective.ratio_losses import OF_RESPONSES, RatioTokens, ratio_term
 from tailrl.objective.reference_kl import kl_loss
 from tailrl.objective.safe_set import TokenLogprobs
 from tailrl.objective.sequences import check_logprobs, check_packed, sequence_any, times
-from tailrl.runtime.errors import NumericalError, StudyError
+from tailrl.runtime.errors import DataError, NumericalError
 
 
 def policy_gradient(logp_T: Tensor, advantage_T: Tensor, weight_T: Tensor, step_sequences: int) -> Tensor:
@@ -191,7 +191,7 @@ def loss(
         inputs.segment_T,
     )
     if (correction.centering == "none") != (inputs.expected_T is None):
-        raise StudyError("correction.centering needs the sampler's whole distribution at every token")
+        raise DataError("correction.centering needs the sampler's whole distribution at every token")
     clipped_T = torch.zeros_like(outside_T)
     if clip is None:
         value = policy_gradient(logp_T, advantage_T, weights.weight_T, inputs.denominator)
@@ -222,7 +222,7 @@ def loss(
     value = value + log_ratio_term(correction, logp_T, logp_sampler_T, outside_T, inputs.denominator)
     if reference_kl is not None and reference_kl.where == "loss":
         if inputs.logp_reference_T is None:
-            raise StudyError("reference_kl needs the reference policy's log-probs of every token")
+            raise DataError("reference_kl needs the reference policy's log-probs of every token")
         value = value + kl_loss(reference_kl, logp_T, inputs.logp_reference_T, trainer.outside_T, inputs.denominator)
     check_loss(value)
     return LossOutputs(value, weights, clipped_T, inputs)

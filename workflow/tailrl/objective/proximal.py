@@ -9,7 +9,7 @@ AReaL 1.0.4 has it, method loglinear.
 import torch
 from torch import Tensor
 
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import DataError
 
 
 def interpolation(age_T: Tensor) -> Tensor:
@@ -29,5 +29,5 @@ def proximal_logprobs(logp_T: Tensor, logp_infer_T: Tensor, age_T: Tensor | None
         StudyError: no ages.
     """
     if age_T is None:
-        raise StudyError("clip.proximal: loglinear needs the ages of the samples, in versions of the weights")
+        raise DataError("clip.proximal: loglinear needs the ages of the samples, in versions of the weights")
     return logp_infer_T + interpolation(age_T.to(logp_T.dtype)) * (logp_T.detach() - logp_infer_T)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tailrl.objective.sequences import limited, sequence_mean, sequence_sum
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import ConfigurationError
 from tailrl.runtime.import_path import called, is_import_path
 
 Term = tuple[Tensor, Tensor]
@@ -147,7 +147,9 @@ def ratio_term(loss: str, tokens: RatioTokens) -> Term:
         acts_T = torch.zeros_like(tokens.advantage_T, dtype=torch.bool)
     for part_T, dtype in ((term_T, tokens.logp_T.dtype), (acts_T, torch.bool)):
         if not isinstance(part_T, Tensor) or part_T.shape != tokens.logp_T.shape or part_T.dtype != dtype:
-            raise StudyError(f"{loss}: must give a term for each of the {len(tokens.logp_T)} tokens, as a tensor")
+            raise ConfigurationError(
+                f"{loss}: must give a term for each of the {len(tokens.logp_T)} tokens, as a tensor"
+            )
     return term_T, acts_T
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from tailrl.config.rejection import LOG_STATISTICS, Rejection
 from tailrl.objective import kl_estimates
 from tailrl.objective.sequences import limited, sequence_any, sequence_max, sequence_mean, sequence_sum
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import ConfigurationError, DataError
 from tailrl.runtime.import_path import called, is_import_path
 
 
@@ -92,7 +92,7 @@ def statistic(name: str) -> Callable[[Tensor, Tensor], Tensor]:
     def of_ones_own(ratio_T: Tensor, logq_T: Tensor) -> Tensor:
         value_T = called(name, ratio_T.clone(), logq_T.clone())
         if not isinstance(value_T, Tensor) or value_T.shape != ratio_T.shape or value_T.isnan().any():
-            raise StudyError(f"{name}: must give a number for each of the {len(ratio_T)} tokens, as a tensor")
+            raise ConfigurationError(f"{name}: must give a number for each of the {len(ratio_T)} tokens, as a tensor")
         return value_T.to(ratio_T.dtype)
 
     return of_ones_own
@@ -104,21 +104,20 @@ REDUCTIONS = {"sum": sequence_sum, "mean": sequence_mean, "max": sequence_max}
 def largest_kept(value_T: Tensor, limit: float, share_T: Tensor | None = None) -> float:
     """The value up to which tokens are kept, so that their mean is at most `limit`; the smallest one is kept always.
 
+    Infinite where all are kept: a later update moves values beyond the largest one, and nothing was to be dropped.
     M2PO with k2 and half its limit of (log r)² (arXiv 2510.01161; AReaL 1.0.4, `_get_m2po_loss_mask`): the largest
     values are dropped one by one until the mean of the others is small enough. Tokens of equal value stay together.
 
     Args:
-        value_T: [T], of no sign; empty: nothing is dropped.
+        value_T: [T], none negative.
         limit: of the mean.
         share_T: [T], how often each value occurs; None: once.
     """
-    if not len(value_T):
-        return math.inf
     sorted_T, order_T = value_T.double().sort()
     count_T = torch.ones_like(sorted_T) if share_T is None else share_T.double()[order_T]
     mean_T = (count_T * sorted_T).cumsum(0) / count_T.cumsum(0)
     fitting = int((mean_T <= limit).sum().item())  # means of sorted values never fall
-    return sorted_T[max(fitting, 1) - 1].item()
+    return math.inf if fitting == len(sorted_T) else sorted_T[max(fitting, 1) - 1].item()
 
 
 def falls(rule: Rejection, value_X: Tensor, advantage_X: Tensor | None) -> Tensor:
@@ -133,7 +132,7 @@ def falls(rule: Rejection, value_X: Tensor, advantage_X: Tensor | None) -> Tenso
     if rule.when == "always":
         return above_X | below_X
     if advantage_X is None:
-        raise StudyError(f"correction.reject: when: {rule.when} needs the advantages")
+        raise DataError(f"correction.reject: when: {rule.when} needs the advantages")
     if rule.when == "negative":
         return (above_X | below_X) & (advantage_X < 0)
     return torch.where(advantage_X > 0, above_X, below_X)
@@ -148,7 +147,7 @@ def rule_values(
         StudyError: the statistic needs the sampler's log-probs, and none are given.
     """
     if logp_infer_T is None and rule.of not in LOG_STATISTICS:
-        raise StudyError(f"correction.reject: of: {rule.of} needs the sampler's log-probs")
+        raise DataError(f"correction.reject: of: {rule.of} needs the sampler's log-probs")
     ratio_T = {"r_corr": delta_T, "r_ppo": moved_T, "r_rollout": delta_T + moved_T}[rule.ratio]
     if rule.of in LOG_STATISTICS:
         ratio_T = limited(ratio_T, log_ratio_limit)

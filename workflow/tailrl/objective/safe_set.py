@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from tailrl.config.messages import near
-from tailrl.runtime.errors import NumericalError, StudyError
+from tailrl.runtime.errors import ConfigurationError, DataError, NumericalError
 
 PAPER_FILL = -50.0
 """The paper's logit of a masked token; −inf gives NaN gradients in bfloat16."""
@@ -98,29 +98,29 @@ THRESHOLD_RANGES = {
 def checked(rule: str, threshold: float | Tensor | None) -> float | Tensor:
     """The threshold, 0 for `full`; raises StudyError for an unknown rule, or a number that cannot be its threshold."""
     if rule not in RULES:
-        raise StudyError(f"rule: there is no {rule!r}{near(rule, RULES)}; there are {', '.join(RULES)}")
+        raise ConfigurationError(f"rule: there is no {rule!r}{near(rule, RULES)}; there are {', '.join(RULES)}")
     if rule == "full":
         return 0.0
     meant, low, high = THRESHOLD_RANGES[rule]
     if threshold is None:
-        raise StudyError(f"rule {rule} needs its threshold, {meant}")
+        raise ConfigurationError(f"rule {rule} needs its threshold, {meant}")
     if not isinstance(threshold, Tensor | Real):
-        raise StudyError(f"the threshold of rule {rule} is a number, {meant}, not {threshold!r}")
+        raise ConfigurationError(f"the threshold of rule {rule} is a number, {meant}, not {threshold!r}")
     if not isinstance(threshold, Tensor) and not low <= threshold <= high:  # a look into a tensor would wait for a GPU
         hint = f" (ln {threshold:g} is {math.log(threshold):.4g})" if high == 0 and threshold <= 1 else ""
-        raise StudyError(f"the threshold of rule {rule} is {meant}, not {threshold:g}{hint}")
+        raise ConfigurationError(f"the threshold of rule {rule} is {meant}, not {threshold:g}{hint}")
     return threshold
 
 
 def check_rows(rows: Tensor, tokens_T: Tensor, vocabulary_size: int) -> None:
     """Raises StudyError where rows (logits or hidden states) and tokens are not packed, or a token is impossible."""
     if rows.dim() != 2 or tokens_T.shape != rows.shape[:1]:
-        raise StudyError(
+        raise DataError(
             f"one row a token is needed, [T, ...] and [T], not {list(rows.shape)} and {list(tokens_T.shape)}: of a "
             "padded batch take x[mask], or call batch_loss"
         )
     if tokens_T.dtype != torch.int64 or ((tokens_T < 0) | (tokens_T >= vocabulary_size)).any():
-        raise StudyError(f"tokens must be int64, from 0 to {vocabulary_size - 1}; leave out padding, such as -100")
+        raise DataError(f"tokens must be int64, from 0 to {vocabulary_size - 1}; leave out padding, such as -100")
 
 
 def at_least_float32(logits: Tensor) -> Tensor:

@@ -3,22 +3,22 @@
 import torch
 from torch import Tensor
 
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import DataError
 
 
 def check_logprobs(logp_T: Tensor) -> None:
     """Raises StudyError where a log-prob is above 0 by more than rounding: a probability, or a logit."""
     if (logp_T > 0.01).any():
-        raise StudyError(f"log-probs are at most 0, and one is {logp_T.max().item():.3g}: are these probabilities?")
+        raise DataError(f"log-probs are at most 0, and one is {logp_T.max().item():.3g}: are these probabilities?")
 
 
 def check_packed(count: int, sequence_T: Tensor, **others: Tensor) -> None:
     """Raises StudyError where tensors do not have one entry a token, or tokens belong to none of `count` sequences."""
     if sequence_T.dim() != 1 or any(other.shape != sequence_T.shape for other in others.values()):
         shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in {"sequence_T": sequence_T, **others}.items())
-        raise StudyError(f"one entry a token is needed, [T], not {shapes}: of a padded batch take x[mask]")
+        raise DataError(f"one entry a token is needed, [T], not {shapes}: of a padded batch take x[mask]")
     if sequence_T.dtype not in (torch.int64, torch.int32) or ((sequence_T < 0) | (sequence_T >= count)).any():
-        raise StudyError(f"sequence_T must hold each token's sequence, whole numbers from 0 to {count - 1}")
+        raise DataError(f"sequence_T must hold each token's sequence, whole numbers from 0 to {count - 1}")
 
 
 def times(left: Tensor, right: Tensor) -> Tensor:

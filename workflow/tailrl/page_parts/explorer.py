@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailrl.artifacts.metrics import FloatArray
-from tailrl.runtime.errors import StudyError, reason
+from tailrl.runtime.errors import ConfigurationError, ModelError, reason
 from tailrl.runtime.extras import not_installed
 
 TOKENS_OF_A_RESPONSE = 2000
@@ -170,12 +170,12 @@ def read_tokenizer(path: Path) -> Any:
     try:
         from tokenizers import Tokenizer
     except ModuleNotFoundError as error:
-        raise StudyError(not_installed(error, "--tokenizer") or str(error)) from None
+        raise ConfigurationError(not_installed(error, "--tokenizer") or str(error)) from None
     file = path / "tokenizer.json" if path.is_dir() else path
     try:
         return Tokenizer.from_file(str(file))
     except Exception as error:  # the library's errors are plain exceptions
-        raise StudyError(f"{file}: is no tokenizer.json: {reason(error)}") from None
+        raise ModelError(f"{file}: is no tokenizer.json: {reason(error)}") from None
 
 
 def with_texts(responses: Sequence[Response], tokenizer: Any) -> tuple[Response, ...]:

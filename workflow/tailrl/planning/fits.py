@@ -19,7 +19,7 @@ from tailrl.planning.shapes import Shape, known_shape
 from tailrl.planning.work import work_of
 from tailrl.runtime.devices import attached
 from tailrl.runtime.distributed import device
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import ConfigurationError
 
 TOO_LARGE_FOR_A_CPU = 1e9
 """Parameters of a policy that a CPU would train or sample for weeks."""
@@ -65,7 +65,7 @@ def _refuse(
     why = f"{what} take {held(machine, ranks) / 1e9:.0f} GB of each"
     said = refusal(shape, machine, ranks, lambda one, n: held(one, n) <= one.memory, why, sharing)
     if said:
-        raise StudyError(f"{folder}: {said}")
+        raise ConfigurationError(f"{folder}: {said}")
 
 
 def _engine(shape: Shape, sampler: SamplerSettings) -> float:
@@ -81,7 +81,7 @@ def _check_torch(shape: Shape, folder: Path, ranks: int) -> None:
     if device().type == "cuda" or (shape.parameters <= TOO_LARGE_FOR_A_CPU and not (ranks > 1 and attached())):
         return
     what = f"{ranks} ranks" if ranks > 1 else f"a policy of {shape.parameters / 1e9:.1f} billion parameters"
-    raise StudyError(
+    raise ConfigurationError(
         f"{folder}: {what} would run on the CPU, since torch {torch.__version__} finds no GPU: make ... "
         "PINS=envs/gpu.txt installs the environment for GPUs, and PINS=envs/gpu.txt snakemake --sdm conda likewise"
     )

@@ -6,7 +6,7 @@ from typing import TypeVar
 from tailrl.config.arm import Arm
 from tailrl.config.sampler import SamplerSettings
 from tailrl.config.study import Study
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import ConfigurationError
 
 AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
 INSTRUCTIONS: dict[str | None, tuple[str, tuple[set[str], ...]]] = {
@@ -43,7 +43,7 @@ def without_lacking(study: Study, flags: Collection[str]) -> tuple[Study, str]:
         StudyError: no arm or no compared engine is left, or the evaluation itself cannot run.
     """
     if words := lacking(study.evaluation.sampler, flags):
-        raise StudyError(f"evaluation.sampler: {words}")
+        raise ConfigurationError(f"evaluation.sampler: {words}")
     arms = {name: words for name, arm in study.arms.items() if (words := lacking(arm.sampler, flags))}
     ablations = {
         name: words
@@ -60,7 +60,7 @@ def without_lacking(study: Study, flags: Collection[str]) -> tuple[Study, str]:
     why = "; ".join(dict.fromkeys(filter(None, (words for found in left.values() for words in found.values()))))
     sentence = f"left out, since {why}: {', '.join(named)}"
     if len(arms) == len(study.arms) or len(engines) == len(study.distributions.engines):
-        raise StudyError(f"{study.name}: nothing is left of it here: {sentence}")
+        raise ConfigurationError(f"{study.name}: nothing is left of it here: {sentence}")
     compared = study.distributions.model_copy(update={"engines": _without(study.distributions.engines, engines)})
     changes = {
         "description": f"{study.description} {sentence[0].upper()}{sentence[1:]}.".strip(),

@@ -8,7 +8,8 @@ from pydantic import Field, ValidationError
 from tailrl.config.base import Settings
 from tailrl.config.load import read_yaml
 from tailrl.config.messages import sentences
-from tailrl.runtime.errors import StudyError, one_line
+from tailrl.config.policy import lies
+from tailrl.runtime.errors import ConfigurationError, one_line
 
 IN_FLIGHT = 128
 """The default of every engine here."""
@@ -43,25 +44,36 @@ class Machine(Settings):
     in_flight: int = Field(IN_FLIGHT, ge=1, description="sequences that an engine has in flight")
 
 
-def read_machine(file: Path | None, memory: str | None) -> Machine:
-    """The machine that a YAML file describes, with another memory where one is given.
+def machines() -> dict[str, Machine]:
+    """The machines of machines.yaml by name."""
+    listed = read_yaml(Path(__file__).with_name("machines.yaml"))
+    return {str(name): Machine.model_validate(fields) for name, fields in listed.items()}
+
+
+def read_machine(given: str | None, memory: str | None) -> Machine:
+    """A machine by its name or from a YAML file, with another memory where one is given.
 
     Args:
-        file: fields of `Machine`; what it leaves out is the H100's. None for that one.
+        given: a name of machines.yaml, or a file with fields of `Machine`; what it leaves out is the H100's. None for
+            that one.
         memory: as `80GB` (10^9 bytes) or `80GiB` (2^30); None for the machine's. The speed stays the machine's.
 
     Raises:
-        StudyError: the file or the memory cannot be read.
+        StudyError: there is no such machine, or the file or the memory cannot be read.
     """
-    data = {} if file is None else read_yaml(file)
-    if file is not None:
-        data.setdefault("name", f"the machine of {file}")
+    named = machines()
+    if given is None or given.lower() in named:
+        data = {} if given is None else named[given.lower()].model_dump()
+    elif not lies(Path.exists, Path(given)):
+        raise ConfigurationError(f"--machine {one_line(given)}: no file, and none of {', '.join(named)}")
+    else:
+        data = {"name": f"the machine of {given}", **read_yaml(Path(given))}
     if memory is not None:
         match = _MEMORY.fullmatch(memory)
         if match is None:
-            raise StudyError(f"--memory {one_line(memory)}: write it as 80GB or 80GiB")
+            raise ConfigurationError(f"--memory {one_line(memory)}: write it as 80GB or 80GiB")
         data["memory"] = float(match[1]) * (1e9 if match[2] == "GB" else 2**30)
     try:
         return Machine.model_validate(data)
     except ValidationError as error:
-        raise StudyError(f"{file or 'machine'}: {sentences(error, Machine)}") from None
+        raise ConfigurationError(f"{given or 'machine'}: {sentences(error, Machine)}") from None

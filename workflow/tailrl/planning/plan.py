@@ -1,18 +1,19 @@
-"""The plan of a study: each arm's job, whether it fits its devices, what would, and the page of `tailrl plan`."""
+"""A study's plan: whether it fits its devices, what would, how long it takes, and what its jobs ask a cluster for."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from tailrl.config.jobs import Run
 from tailrl.config.study import MIXTURE, Study
 from tailrl.config.tasks.aime25 import Aime25Task
 from tailrl.config.training import Training
-from tailrl.planning.machine import IN_FLIGHT, Machine
-from tailrl.planning.memory import Placed, in_flight, peak, place, sleeps
-from tailrl.planning.shapes import Shape, shape_of
-from tailrl.planning.times import sampling_seconds, step_seconds
+from tailrl.planning.machine import IN_FLIGHT, Machine, machines
+from tailrl.planning.memory import Placed, in_flight, peak, place
+from tailrl.planning.shapes import Shape, known_shape, shape_of
+from tailrl.planning.times import Floor, sampling_seconds, step_floors, step_seconds
 from tailrl.planning.work import Work, work_of
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import ConfigurationError
 
 AIME25_PROBLEMS = 30
 PROMPT = 200  # tokens of a prompt where nobody says how many
@@ -24,70 +25,98 @@ SIZES = (24e9, 48e9, 80e9, 96e9, 141e9, 192e9, 288e9)
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
-    """One arm's job."""
+class Job:
+    """One arm's training."""
 
     run: Run
     work: Work  # a device's share of a step
     placed: Placed
     seconds: dict[str, float]  # of a step, by phase
+    floors: dict[str, Floor]
+
+    @property
+    def step(self) -> float:
+        """Seconds of a step."""
+        return sum(self.seconds.values())
 
 
-def plan_arms(
-    study: Study, machine: Machine, devices: int, prompt: int = PROMPT, response: int | None = None
-) -> dict[str, Planned]:
-    """Every arm's job on `devices` devices, by its name.
-
-    Args:
-        study: the study to plan.
-        machine: one of the devices.
-        devices: devices that share a job.
-        prompt: tokens of a prompt.
-        response: tokens of a response on average; None: all have max_new_tokens.
-
-    Raises:
-        StudyError: the policy's sizes are not known, or an arm has a mixture in few bits, as no engine has.
-    """
-    shape = shape_of(study.policy)
-    planned = {}
-    for arm in study.arms:
-        run = study.run(arm)
-        if shape.experts and run.sampler.quantizes:
-            raise StudyError(f"arms.{arm}.sampler.quantization: {MIXTURE}")
-        work = work_of(run.training, prompt, response, devices)
-        placed = place(shape, run, work, machine, devices)
-        planned[arm] = Planned(run, work, placed, step_seconds(shape, run, work, placed.machine, devices))
-    return planned
+def plan_job(
+    shape: Shape, run: Run, machine: Machine, devices: int, prompt: int = PROMPT, response: int | None = None
+) -> Job:
+    """An arm's job on devices that share it; lengths as `StudyPlan` has them."""
+    work = work_of(run.training, prompt, response, devices)
+    placed = place(shape, run, work, machine, devices)
+    seconds = step_seconds(shape, run, work, placed.machine, devices)
+    return Job(run, work, placed, seconds, step_floors(shape, run, work, placed.machine, devices))
 
 
-def what_would_fit(
-    study: Study, machine: Machine, devices: int, prompt: int = PROMPT, response: int | None = None
-) -> str:
-    """The sentence where a policy does not fit its devices, with what would; empty where it does. See `plan_arms`."""
+@dataclass(frozen=True)
+class StudyPlan:
+    """What a study takes. Its properties raise StudyError where the policy's sizes are not known."""
 
-    def fits(machine: Machine, devices: int) -> bool:
-        planned = plan_arms(study, machine, devices, prompt, response).values()
-        return not any(arm.placed.lacking for arm in planned)
+    study: Study
+    machine: Machine  # one of the devices
+    devices: int  # that share a job
+    prompt: int = PROMPT  # tokens
+    response: int | None = None  # tokens on average; None: all have max_new_tokens
 
-    samplers = [study.run(arm).sampler for arm in study.arms]
-    billions = shape_of(study.policy).parameters / 1e9
-    each = 16 if study.training.optimizer == "adamw" else 12
-    room = machine.memory - machine.reserve
-    # In the update all of them, while vLLM sleeps; in the rollout no gradients, beside vLLM's share.
-    share = max((sampler.reserved or 0.0) * sleeps(sampler, machine) for sampler in samplers) * machine.memory
-    most = devices * max(0.0, min(room / each, (room - share) / (each - 4))) / 1e9
-    why = (
-        f"training takes {each} bytes a parameter, {each * billions:.0f} GB, and room is for {most:.1f} billion less "
-        "activations"
-    )
-    sharing = max(sampler.sharing for sampler in samplers)
-    return refusal(shape_of(study.policy), machine, devices, fits, why, sharing)
+    @cached_property
+    def shape(self) -> Shape:
+        """The policy's sizes."""
+        return shape_of(self.study.policy)
+
+    @cached_property
+    def jobs(self) -> dict[str, Job]:
+        """Every arm's job, by its name. Raises StudyError where an arm has a mixture in few bits, as no engine has."""
+        jobs = {}
+        for arm in self.study.arms:
+            run = self.study.run(arm)
+            if self.shape.experts and run.sampler.quantizes:
+                raise ConfigurationError(f"arms.{arm}.sampler.quantization: {MIXTURE}")
+            jobs[arm] = plan_job(self.shape, run, self.machine, self.devices, self.prompt, self.response)
+        return jobs
+
+    @cached_property
+    def fullest(self) -> str:
+        """The arm whose step needs the most memory of a device."""
+        return max(self.jobs, key=self._peak)
+
+    @cached_property
+    def refusal(self) -> str:
+        """The sentence where an arm does not fit, with what would; empty where all do."""
+
+        def fits(machine: Machine, devices: int) -> bool:
+            jobs = replace(self, machine=machine, devices=devices).jobs.values()
+            return not any(job.placed.lacking for job in jobs)
+
+        sharing = max(job.run.sampler.sharing for job in self.jobs.values())
+        lacking = max(self.jobs, key=lambda arm: self.jobs[arm].placed.lacking)
+        placed = self.jobs[lacking].placed
+        largest = max(placed.parts, key=lambda part: placed.parts[part])
+        why = f"arm {lacking} lacks {placed.lacking / 1e9:.1f} GB of each, where its largest part is {largest}"
+        return refusal(self.shape, self.machine, self.devices, fits, why, sharing)
+
+    @property
+    def training_seconds(self) -> float:
+        """Seconds to train all runs, one after another."""
+        seeds = self.study.arm_seeds()
+        return sum(job.step * job.run.training.steps * len(seeds[arm]) for arm, job in self.jobs.items())
+
+    @property
+    def policies(self) -> int:
+        """Policies to evaluate: the base at each of its temperatures, and each run's snapshots and final one."""
+        seeds = self.study.arm_seeds()
+        trained = sum((len(job.run.training.snapshots) + 1) * len(seeds[arm]) for arm, job in self.jobs.items())
+        return 1 + len(self.study.baselines) + trained
+
+    def _peak(self, arm: str) -> float:
+        return peak(self.jobs[arm].placed.parts, self.jobs[arm].run.sampler, self.machine)
 
 
 def refusal(
     shape: Shape, machine: Machine, devices: int, fits: Callable[[Machine, int], bool], why: str, sharing: int = 1
 ) -> str:
-    """The sentence; empty where the policy fits.
+    """The sentence that a policy does not fit, and what would; empty where it fits.
 
     Args:
         shape: the policy's sizes.
@@ -109,22 +138,6 @@ def refusal(
         f"a policy of {shape.parameters / 1e9:.1f} billion parameters does not fit {devices} x "
         f"{machine.memory / 1e9:.3g} GB: {why}; {' or '.join(would) or nothing}"
     )
-
-
-def training_seconds(
-    study: Study, machine: Machine, devices: int, prompt: int = PROMPT, response: int | None = None
-) -> float:
-    """Seconds to train all runs, one after another. See `plan_arms`."""
-    seeds = study.arm_seeds()
-    planned = plan_arms(study, machine, devices, prompt, response)
-    return sum(sum(job.seconds.values()) * job.run.training.steps * len(seeds[arm]) for arm, job in planned.items())
-
-
-def policies_of(study: Study) -> int:
-    """Policies to evaluate: the base at each of its temperatures, and each run's snapshots and final one."""
-    seeds = study.arm_seeds()
-    trained = sum((len(study.run(arm).training.snapshots) + 1) * len(seeds[arm]) for arm in study.arms)
-    return 1 + len(study.baselines) + trained
 
 
 def host_bytes(shape: Shape, training: Training, ranks: int) -> float:
@@ -162,47 +175,30 @@ def evaluation_seconds(study: Study, machine: Machine, prompt: int = PROMPT) -> 
 # --- the page ---------------------------------------------------------------------------------------------
 
 
-def plan_page(study: Study, machine: Machine, devices: int, prompt: int, response: int | None) -> str:
-    """The whole page, whose first line says whether the study fits.
-
-    Args:
-        study: the study to plan.
-        machine: one of the devices.
-        devices: devices that share a job.
-        prompt: tokens of a prompt.
-        response: tokens of a response; None: max_new_tokens.
-
-    Raises:
-        StudyError: the policy's sizes are not known.
-    """
-    shape = shape_of(study.policy)
+def plan_page(plan: StudyPlan) -> str:
+    """The whole page, whose first line says whether the study fits."""
+    study, machine, jobs = plan.study, plan.machine, plan.jobs
     seeds = study.arm_seeds()
-    runs = sum(len(seeds[arm]) for arm in study.arms)
-    planned = plan_arms(study, machine, devices, prompt, response)
-    fullest = max(planned, key=lambda arm: peak(planned[arm].placed.parts, planned[arm].run.sampler, machine))
-    slowest = max(planned, key=lambda arm: sum(planned[arm].seconds.values()))
-    size = f"{devices} x {machine.memory / 1e9:.3g} GB"
-    lacking = what_would_fit(study, machine, devices, prompt, response)
-    lines = [f"{study.name}: does not fit: {lacking}" if lacking else f"{study.name}: fits {size}", ""]
-    lines += [f"{len(study.arms)} arms, {runs} runs, a job on {size}; times at the speed of {machine.name}"]
-    lines += _sizes(shape, planned[slowest], devices)
-    lines += ["", f"memory of a device, GB (arm {fullest}; a GB is 10^9 bytes)", *_memory(planned[fullest])]
-    seconds = planned[slowest].seconds
-    lines += ["", f"seconds of a step (arm {slowest}), at the speed of {machine.name}"]
-    lines += _rows(seconds | {"a step": sum(seconds.values())}, 1)
+    slowest = max(jobs, key=lambda arm: jobs[arm].step)
+    size = f"{plan.devices} x {machine.memory / 1e9:.3g} GB"
+    lines = [f"{study.name}: does not fit: {plan.refusal}" if plan.refusal else f"{study.name}: fits {size}", ""]
+    lines += [
+        f"{len(jobs)} arms, {sum(len(seeds[arm]) for arm in jobs)} runs, a job on {size}; times at the speed of "
+        f"{machine.name}"
+    ]
+    lines += _sizes(plan.shape, jobs[slowest], plan.devices)
+    lines += ["", f"memory of a device, GB (arm {plan.fullest}; a GB is 10^9 bytes)", *_memory(jobs[plan.fullest])]
+    lines += ["", f"seconds of a step (arm {slowest}), at the speed of {machine.name}, beside the floor: the least"]
+    lines += ["floating-point operations and bytes, at the rates of its data sheet", *_steps(jobs[slowest])]
     if machine.name == Machine().name:
-        lines += ["  on another device the rollout takes longer as its bandwidth is less, forward and backward as its"]
-        lines += ["  matmul is less: a file with these, --machine FILE, has the plan use them"]
-    rows = devices * max(arm.placed.parts.get("sampler's logits", 0.0) for arm in planned.values())
-    rows *= devices if machine.gpu else 1  # each rank gets those of all ranks
-    lines += ["", *_whole(study, shape, machine, devices, prompt, response, rows)]
-    lines += ["", *_assumed(machine, prompt, response)]
-    return "\n".join(lines) + "\n"
+        lines += [f"  --machine {', '.join(machines())} or a file: another machine's speed"]
+    if by_verl := [arm for arm, job in jobs.items() if job.run.training.backend == "verl"]:
+        lines += ["", *_by_verl(plan, by_verl)]
+    return "\n".join([*lines, "", *_whole(plan), "", *_assumed(plan)]) + "\n"
 
 
-def _sizes(shape: Shape, planned: Planned, devices: int) -> Iterator[str]:
-    work, whole = planned.work, planned.run.training
-    tokens = work.sampled * devices
+def _sizes(shape: Shape, job: Job, devices: int) -> Iterator[str]:
+    work, whole = job.work, job.run.training
     apart = shape.parameters - shape.embedding * (1 if shape.tied else 2)
     yield f"parameters: {shape.parameters / 1e6:,.1f} million, {apart / 1e6:,.1f} without embedding and head"
     if shape.experts:
@@ -212,59 +208,79 @@ def _sizes(shape: Shape, planned: Planned, devices: int) -> Iterator[str]:
         )
     yield (
         f"a step: {whole.prompts * whole.group_size} responses of {work.response:,} tokens to {whole.prompts} prompts "
-        f"of {work.prompt}: {tokens:,.0f} sampled tokens; micro-batches of up to {work.batch:,}"
+        f"of {work.prompt}: {work.sampled * devices:,.0f} sampled tokens; micro-batches of up to {work.batch:,}"
     )
 
 
-def _memory(planned: Planned) -> Iterator[str]:
-    placed, machine, sampler = planned.placed, planned.placed.machine, planned.run.sampler
+def _memory(job: Job) -> Iterator[str]:
+    placed, machine, sampler = job.placed, job.placed.machine, job.run.sampler
     yield from _rows({"libraries": machine.reserve} | placed.parts, 1e9)
-    needed = peak(placed.parts, sampler, machine)
     verdict = f"{placed.lacking / 1e9:.1f} missing: it does not fit" if placed.lacking else "it fits"
-    yield f"  {'at its fullest':<22}{needed / 1e9:>10.2f}  of {machine.memory / 1e9:g}: {verdict}"
-    if placed.lacking:
-        yield f"  the largest part is {max(placed.parts, key=lambda part: placed.parts[part])}"
-    share = sampler.reserved
-    if share is not None and machine.gpu:
-        shared = sampler.sharing
-        where = f"of each of the {shared} that share one" if shared > 1 else "of it"
-        yield f"  vLLM has {share:.0%} {where}, with room for {machine.in_flight} sequences in flight"
+    needed = peak(placed.parts, sampler, machine) / 1e9
+    yield f"  {'at its fullest':<22}{needed:>10.2f}  of {machine.memory / 1e9:g}: {verdict}"
+    if sampler.reserved is not None and machine.gpu:
+        where = f"of each of the {sampler.sharing} that share one" if sampler.sharing > 1 else "of it"
+        yield f"  vLLM has {sampler.reserved:.0%} {where}, with room for {machine.in_flight} sequences in flight"
         yield "  vLLM sleeps while the trainer works: the fuller half of a step counts"
 
 
-def _whole(
-    study: Study, shape: Shape, machine: Machine, devices: int, prompt: int, response: int | None, rows: float
-) -> Iterator[str]:
-    """`rows`: bytes of the sampler's logits that the fullest arm's ranks hold in the machine's memory."""
-    training = training_seconds(study, machine, devices, prompt, response)
-    policies = policies_of(study)
-    each = evaluation_seconds(study, machine, prompt)
-    evaluating = policies * (each or 0.0) / 3600
+def _steps(job: Job) -> Iterator[str]:
+    """A line for each phase: seconds, those of its floor, and what the floor counts."""
+    yield f"  {'':<22}{'planned':>10}{'floor':>10}{'times':>8}{'10^12 op.':>11}{'GB moved':>10}"
+    floors = {name: floor.seconds(job.placed.machine) for name, floor in job.floors.items()}
+    seconds, least = job.seconds | {"a step": job.step}, floors | {"a step": sum(floors.values())}
+    phases = job.floors.values()
+    whole = Floor(sum(phase.operations for phase in phases), sum(phase.moved for phase in phases))
+    for name, floor in (job.floors | {"a step": whole}).items():
+        times = seconds[name] / least[name]
+        yield (
+            f"  {name:<22}{seconds[name]:>10.2f}{least[name]:>10.2f}{times:>8.1f}{floor.operations / 1e12:>11,.1f}"
+            f"{floor.moved / 1e9:>10,.1f}"
+        )
+
+
+def _by_verl(plan: StudyPlan, arms: list[str]) -> Iterator[str]:
+    """What arms that verl trains need besides."""
+    kept = max(2, plan.study.training.keep_checkpoints) + 1
+    # verl saves weights and moments in float32, and the policy in bfloat16 as Hugging Face has it.
+    saved = kept * (checkpoint_bytes(plan.shape, plan.study.training) + 2 * plan.shape.parameters) / 1e9
+    yield f"verl trains {', '.join(arms)}: an environment of its own with vLLM (envs/verl.txt; TAILRL_VERL_PYTHON)"
+    yield f"  Ray with {plan.devices} GPUs, started on this machine, or one that RAY_ADDRESS names"
+    yield f"  disk: {saved:,.1f} GB of verl's own checkpoints for each job, which are removed when it has finished"
+    yield "  time: verl scores each response once more before its update, a third of forward and backward"
+    yield "  memory: as above, with a bfloat16 trainer; verl's own allocations were not measured"
+
+
+def _whole(plan: StudyPlan) -> Iterator[str]:
+    study, shape, devices, policies = plan.study, plan.shape, plan.devices, plan.policies
+    each = evaluation_seconds(study, plan.machine, plan.prompt)
+    training, evaluating = plan.training_seconds / 3600, policies * (each or 0.0) / 3600
     known = "" if each is not None else ", the evaluation not among them: how many problems it has is not known before"
     yield (
-        f"whole study: {training / 3600:,.1f} h of training on {devices}, {evaluating:,.1f} h of evaluating {policies} "
-        f"policies on 1: {devices * training / 3600 + evaluating:,.0f} device-hours{known}"
+        f"whole study: {training:,.1f} h of training on {devices}, {evaluating:,.1f} h of evaluating {policies} "
+        f"policies on 1: {devices * training + evaluating:,.0f} device-hours{known}"
     )
-    state = checkpoint_bytes(shape, study.training)
-    kept = study.training.keep_checkpoints + 1
-    disk = 4 * shape.parameters * policies
+    # Each rank gets the sampler's logits of all ranks.
+    rows = max(job.placed.parts.get("sampler's logits", 0.0) for job in plan.jobs.values())
+    rows *= devices**2 if plan.machine.gpu else devices
     host = host_bytes(shape, study.training, devices) + rows
     logits = ", and the sampler's logits" if rows else ""
     yield (
         f"host memory: {host / 1e9:,.1f} GB: the policy's file, which all ranks share, what is being written{logits}"
     )
+    kept, state = study.training.keep_checkpoints + 1, checkpoint_bytes(shape, study.training)
     yield (
-        f"disk: {disk / 1e9:,.1f} GB of policies, and {kept * state / 1e9:,.1f} GB of checkpoints for each job that "
-        f"runs ({kept} of {state / 1e9:,.1f})"
+        f"disk: {4 * shape.parameters * policies / 1e9:,.1f} GB of policies, and {kept * state / 1e9:,.1f} GB of "
+        f"checkpoints for each job that runs ({kept} of {state / 1e9:,.1f})"
     )
 
 
-def _assumed(machine: Machine, prompt: int, response: int | None) -> Iterator[str]:
-    length = "every response as long as it may be" if response is None else f"responses of {response} tokens"
-    yield f"assumed: prompts of {prompt} tokens, {length}, and of the machine"
+def _assumed(plan: StudyPlan) -> Iterator[str]:
+    length = f"responses of {plan.response} tokens" if plan.response else "every response as long as it may be"
+    yield f"assumed: prompts of {plan.prompt} tokens, {length}, and of the machine"
     for name, field in Machine.model_fields.items():
         if name not in ("name", "gpu", "memory"):
-            value = getattr(machine, name)
+            value = getattr(plan.machine, name)
             yield f"  {name:<14}{'as matmul' if value is None else f'{value:.3g}':>10}  {field.description}"
     yield "  no time to quantise weights at a hand-over, nor for the roundings of a quantised engine's matched control"
 
@@ -272,3 +288,63 @@ def _assumed(machine: Machine, prompt: int, response: int | None) -> Iterator[st
 def _rows(values: dict[str, float], unit: float) -> Iterator[str]:
     for name, value in values.items():
         yield f"  {name:<22}{value / unit:>10.2f}"
+
+
+# --- what jobs ask a cluster for --------------------------------------------------------------------------
+
+# Bytes of a process besides the policy (libraries, the engine's and CUDA's buffers), and for the logits of two engines
+# that are compared.
+PROCESS_BYTES, COMPARED_BYTES = 12e9, 48e9
+HOUR, DAY = 60, 1440
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Memory in megabytes (10^6 bytes), time in minutes.
+
+    A cluster ends a job that takes more than it asked for. Twice the planned time is asked for, since throughputs are
+    from data sheets, and a day at most, which partitions allow: training and evaluation go on in the next job.
+    """
+
+    mem_mb: int = 64_000
+    runtime: int = DAY
+
+    @classmethod
+    def of(cls, size: float, minutes: float) -> "Asked":
+        """For so many bytes and planned minutes."""
+        return cls(round(size / 1e6), min(DAY, max(HOUR, round(2 * minutes))))
+
+
+UNKNOWN = Asked()  # the policy's sizes are not known before it is there
+
+
+def policy_request(study: Study) -> Asked:
+    """What the base policy's job asks for. It reads and writes all weights."""
+    shape = known_shape(study.policy)
+    return UNKNOWN if shape is None else Asked.of(8 * shape.parameters + PROCESS_BYTES, 2 * HOUR)
+
+
+def training_request(study: Study, run: Run, ranks: int) -> Asked:
+    """Of a training job of one arm, on so many GPUs of one machine."""
+    shape = known_shape(study.policy)
+    if shape is None:
+        return UNKNOWN
+    job = plan_job(shape, run, Machine(), ranks)
+    each = PROCESS_BYTES + ranks * job.placed.parts.get("sampler's logits", 0.0)
+    return Asked.of(host_bytes(shape, run.training, ranks) + ranks * each, run.training.steps * job.step / 60)
+
+
+def evaluation_request(study: Study, policies: int, ranks: int) -> Asked:
+    """What an arm's evaluation asks for. Each process reads one policy at a time."""
+    shape = known_shape(study.policy)
+    if shape is None:
+        return UNKNOWN
+    seconds = evaluation_seconds(study, Machine())
+    minutes = DAY if seconds is None else -(-policies // ranks) * seconds / 60
+    return Asked.of(ranks * (4 * shape.parameters + PROCESS_BYTES), minutes)
+
+
+def comparison_request(study: Study) -> Asked:
+    """What the job asks for that compares an engine's distributions with the trainer's."""
+    shape = known_shape(study.policy)
+    return UNKNOWN if shape is None else Asked.of(4 * shape.parameters + PROCESS_BYTES + COMPARED_BYTES, 2 * HOUR)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tailrl.config.policy import Policy, ScratchPolicy, lies
-from tailrl.runtime.errors import StudyError, reason
+from tailrl.runtime.errors import ConfigurationError, ModelError, reason
 from tailrl.runtime.limits import regular
 
 
@@ -101,7 +101,7 @@ def shape_of(policy: Policy) -> Shape:
         return _read(Path(path) / "config.json")
     name = path.removesuffix("-Base").removesuffix("-Instruct")
     if name not in KNOWN:
-        raise StudyError(
+        raise ConfigurationError(
             f"policy.path: the sizes of {path} are not known: give a folder that holds its config.json, or one "
             f"of {', '.join(KNOWN)}"
         )
@@ -112,7 +112,7 @@ def known_shape(policy: Policy) -> Shape | None:
     """The sizes of a policy; None where they are not known before it is there."""
     try:
         return shape_of(policy)
-    except StudyError:
+    except (ConfigurationError, ModelError):
         return None
 
 
@@ -137,4 +137,4 @@ def _read(file: Path) -> Shape:
             chosen=config["num_experts_per_tok"] if mixture else 1,
         )
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise StudyError(f"{file}: no sizes of a decoder could be read from it: {reason(error)}") from None
+        raise ModelError(f"{file}: no sizes of a decoder could be read from it: {reason(error)}") from None

@@ -8,7 +8,7 @@ from markupsafe import Markup, escape
 
 from tailrl.artifacts.files import read_text
 from tailrl.page_parts.drawing import PAPER, in_scheme
-from tailrl.runtime.errors import StudyError, one_line, reason
+from tailrl.runtime.errors import DataError, one_line, reason
 
 ELEMENTS = {
     *("svg", "defs", "style", "g", "path", "use", "clipPath", "rect", "circle", "pattern"),
@@ -41,7 +41,7 @@ def _drawing(path: Path) -> str:
     svg, begins = read_text(path).encode(), list[int]()
 
     def refuse(what: str) -> None:
-        raise StudyError(f"{path}: a figure in a page must be a drawing only; this one has {one_line(what)}")
+        raise DataError(f"{path}: a figure in a page must be a drawing only; this one has {one_line(what)}")
 
     def start(element: str, attributes: dict[str, str]) -> None:
         begins.append(parser.CurrentByteIndex)
@@ -70,7 +70,7 @@ def _drawing(path: Path) -> str:
     try:
         parser.Parse(svg, True)
     except expat.ExpatError as error:
-        raise StudyError(f"{path}: not an SVG file: {reason(error)}") from None
+        raise DataError(f"{path}: not an SVG file: {reason(error)}") from None
     return svg[begins[0] :].decode()
 
 

@@ -14,7 +14,7 @@ import torch
 from tailrl.config.sampler import Disturbance, SamplerSettings
 from tailrl.objective.disturbance import UNDISTURBED
 from tailrl.rollout.types import Request, Rollout
-from tailrl.runtime.errors import StudyError, few
+from tailrl.runtime.errors import ConfigurationError, few
 from tailrl.runtime.import_path import called, imported, is_import_path
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def make_sampler(
     except ModuleNotFoundError as error:
         if error.name != "vllm":
             raise
-        raise StudyError(
+        raise ConfigurationError(
             "sampler.engine: vllm is not installed in this environment; engine: transformers samples without it"
         ) from None
     made: Sampler = engine(policy_folder, settings, max_length, seed, trainer is not None)
@@ -110,4 +110,4 @@ def _check_methods(path: str) -> None:
     engine = imported(path)
     methods = [name for name, method in vars(Sampler).items() if callable(method) and not name.startswith("_")]
     if lacking := [name for name in methods if not callable(getattr(engine, name, None))]:
-        raise StudyError(f"sampler.engine: {path} lacks {few(lacking)}, as tailrl.rollout.Sampler has")
+        raise ConfigurationError(f"sampler.engine: {path} lacks {few(lacking)}, as tailrl.rollout.Sampler has")

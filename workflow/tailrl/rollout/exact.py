@@ -27,7 +27,7 @@ from tailrl.rollout.kv_cache import Flight
 from tailrl.rollout.sampling import DrawnStep, LocalSampler, draw, stop_tokens
 from tailrl.rollout.types import Request
 from tailrl.runtime import distributed
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import ModelError
 
 
 class ExactSampler(LocalSampler):
@@ -39,7 +39,7 @@ class ExactSampler(LocalSampler):
         check_rope(config, max_length)
         window = sliding_window(config)
         if window is not None and max_length > window:
-            raise StudyError(
+            raise ModelError(
                 f"{policy_folder}: its attention looks back over a sliding_window of {window} tokens; the exact engine "
                 f"supports no longer sequence, and one of {max_length} may come"
             )

@@ -16,7 +16,7 @@ from tailrl.objective.noise import gumbel
 from tailrl.objective.safe_set import Columns, log_masses, set_size
 from tailrl.rollout import Decoding, is_kept
 from tailrl.rollout.types import Request, Rollout
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import ConfigurationError, DataError, ModelError
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,12 +170,12 @@ def stop_tokens(policy_folder: Path, tokenizer: PreTrainedTokenizerBase | None =
         found.update([ids] if isinstance(ids, int) else ids or [])
     try:
         tokenizer = tokenizer or load_tokenizer(policy_folder)
-    except StudyError:
+    except ModelError:
         pass  # said where prompts are encoded
     else:
         found.update(token for token in (tokenizer.eos_token_id, end_of_turn(tokenizer)) if token is not None)
     if not found:
-        raise StudyError(f"{policy_folder}: its configuration names no end token, so no response could ever end")
+        raise ModelError(f"{policy_folder}: its configuration names no end token, so no response could ever end")
     return sorted(found)
 
 
@@ -183,9 +183,11 @@ def response_limits(requests: Sequence[Request], decoding: Decoding, max_length:
     """Longest response to each request, tokens; raises StudyError for a prompt that is empty or leaves no room."""
     lengths = [len(request.prompt_tokens) for request in requests]
     if min(lengths) == 0:
-        raise StudyError("a prompt holds no token: there is nothing to predict the first token from")
+        raise DataError("a prompt holds no token: there is nothing to predict the first token from")
     if max(lengths) >= max_length:
-        raise StudyError(f"a prompt of {max(lengths)} tokens leaves no room in the policy's {max_length} tokens")
+        raise ConfigurationError(
+            f"a prompt of {max(lengths)} tokens leaves no room in the policy's {max_length} tokens"
+        )
     return [
         min(decoding.max_new_tokens - request.start, max_length - length)
         for request, length in zip(requests, lengths, strict=True)

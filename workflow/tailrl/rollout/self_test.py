@@ -15,7 +15,7 @@ from tailrl.model.forward import head_size, head_weight, hidden_states, key_head
 from tailrl.objective.safe_set import safe_set, set_size
 from tailrl.rollout import Decoding
 from tailrl.rollout.types import Request, Rollout
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import ModelError
 
 SEQUENCES = 96
 TOKENS = 24
@@ -44,7 +44,7 @@ def self_test(generate: Generate, trainer: PreTrainedModel, requests: Sequence[R
     shapes = (trainer.config.num_attention_heads, key_heads(trainer.config), head_size(trainer.config))
     longest = max(len(request.prompt_tokens) for request in requests) + decoding.max_new_tokens
     if uneven := uneven_lengths(*shapes, like, longest):
-        raise StudyError(
+        raise ModelError(
             f"the engine is not exact on this machine: attention over {uneven[0]} tokens, one of {len(uneven)} such "
             f"lengths, has other bits than beside later ones{where}"
         )
@@ -57,7 +57,7 @@ def self_test(generate: Generate, trainer: PreTrainedModel, requests: Sequence[R
     for group in (sampled[::-1], alone + few[::-1], *(few[i : i + 3] for i in range(0, len(few), 3))):
         wrong = differing_tokens(trainer, group, short)
         if wrong:
-            raise StudyError(
+            raise ModelError(
                 f"the engine is not exact on this machine: {wrong} of the trainer's log-probs differ from the engine's "
                 f"in a packed row of {len(group)} responses{where}"
             )

@@ -34,7 +34,7 @@ from tailrl.rollout.sampling import DrawnStep, LocalSampler, draw, stop_tokens, 
 from tailrl.rollout.self_test import record_error, shortened, tolerance
 from tailrl.rollout.types import Request
 from tailrl.runtime import distributed
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import ModelError
 
 SEQUENCES_IN_FLIGHT = 128
 ADMITTED_AT_ONCE = 16
@@ -105,7 +105,7 @@ class TransformersSampler(LocalSampler):
         dtype = settings.dtype
         config = AutoConfig.from_pretrained(policy_folder, trust_remote_code=False)
         if any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in DynamicCache(config=config).layers):
-            raise StudyError(
+            raise ModelError(
                 f"{policy_folder}: {config.model_type} keeps more of a sequence than keys and values, which the "
                 "transformers engine does not support"
             )
@@ -150,13 +150,13 @@ class TransformersSampler(LocalSampler):
             alone_TV = self.model(input_ids=tokens, use_cache=False).logits[0, len(request.prompt_tokens) - 1 :]
             drifts.append((logits_TV.softmax(-1) - alone_TV.float().softmax(-1)).abs().sum(-1).mean().item() / 2)
         if not max(errors) <= tolerance(self.model.config.vocab_size):
-            raise StudyError(
+            raise ModelError(
                 "the log-probs of the transformers engine are not those of the distribution it samples from: they "
                 f"differ by {max(errors):.2g} nats"
             )
         drift = float(np.mean(drifts))
         if not drift <= DRIFT_TOLERANCE[self.dtype]:
-            raise StudyError(
+            raise ModelError(
                 "transformers gives this policy another distribution in a padded batch with a cache than alone: they "
                 f"differ by a total variation of {drift:.2g}"
             )

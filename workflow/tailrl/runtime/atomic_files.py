@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from tailrl.runtime.errors import StudyError, reason
+from tailrl.runtime.errors import StorageError, reason
 from tailrl.runtime.limits import regular
 
 LOCK = "lock"
 """A file in a run's folder of checkpoints, which one process at a time locks."""
 
 
-class DamagedError(StudyError):
+class DamagedError(StorageError):
     """A file's checksum shows that the file was changed after it was written."""
 
     def __init__(self, file: Path, words: str) -> None:
@@ -34,7 +34,7 @@ def checksum(file: Path) -> str:
         with open(file, "rb", opener=regular) as opened:
             return hashlib.file_digest(opened, "sha256").hexdigest()
     except OSError as error:
-        raise StudyError(f"{file}: cannot be read: {reason(error)}") from None
+        raise StorageError(f"{file}: cannot be read: {reason(error)}") from None
 
 
 def write_whole(data: bytes, aside: Path, path: Path) -> None:
@@ -83,7 +83,7 @@ def unchanged(files: Iterable[str | Path]) -> Iterator[None]:
     before = states()
     yield
     if states() != before:
-        raise StudyError(f"{', '.join(map(str, files))}: changed while this job read it; run the study again")
+        raise StorageError(f"{', '.join(map(str, files))}: changed while this job read it; run the study again")
 
 
 def sync(folder: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from tailrl.runtime.atomic_files import hold
-from tailrl.runtime.errors import StudyError, reason, say
+from tailrl.runtime.errors import ConfigurationError, StorageError, reason, say
 from tailrl.runtime.private_folder import private_folder
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -93,7 +93,7 @@ def take(count: int) -> list[str]:
     if not devices:
         return []
     if count > len(devices):
-        raise StudyError(
+        raise ConfigurationError(
             f"{count} GPUs are needed, one a rank, and {len(devices)} are visible here ({VISIBLE}: "
             f"{os.environ.get(VISIBLE, 'not set')}): ask for as many ranks as GPUs"
         )
@@ -104,7 +104,7 @@ def take(count: int) -> list[str]:
         try:
             locks = _free(folder, allocation, devices, count)
         except OSError as error:
-            raise StudyError(f"{folder}: the GPUs cannot be shared out there: {reason(error)}") from None
+            raise StorageError(f"{folder}: the GPUs cannot be shared out there: {reason(error)}") from None
         if len(locks) == count:
             break
         if not said:

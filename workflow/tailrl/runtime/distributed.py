@@ -26,7 +26,7 @@ from torch._C._distributed_c10d import FileStore, HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from tailrl.runtime.errors import NumericalError, StudyError
+from tailrl.runtime.errors import ConfigurationError, NumericalError
 from tailrl.runtime.launch import FOLDER_VARIABLE, KEY, STORE
 
 Value = TypeVar("Value")
@@ -101,14 +101,14 @@ def _has_others() -> bool:
 def _check_addresses() -> None:
     """Raises StudyError unless these are ranks of several machines, which listen where the user says."""
     if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
-        raise StudyError(
+        raise ConfigurationError(
             "torchrun opens ports of this machine to everyone who reaches it: start ranks of one machine by "
             f"`tailrl job train ... --ranks {os.environ['WORLD_SIZE']}`, without torchrun"
         )
     interfaces = ["GLOO_SOCKET_IFNAME", *(["NCCL_SOCKET_IFNAME"] if device().type == "cuda" else [])]
     missing = [name for name in ("MASTER_ADDR", *interfaces) if not os.environ.get(name)]
     if missing or _is_loopback(os.environ["MASTER_ADDR"]):
-        raise StudyError(
+        raise ConfigurationError(
             f"ranks of several machines need {missing[0] if missing else 'a MASTER_ADDR that is not loopback'}: name "
             "the first machine's address in a network that you trust (torchrun's --master-addr) and its interface on "
             f"each machine ({' and '.join(interfaces)})"

@@ -30,17 +30,33 @@ class StudyError(Exception):
     """Bad input or an impossible request; the command line prints it without a traceback and exits 1."""
 
 
-class NumericalError(StudyError):
+class ConfigurationError(StudyError):
+    """Settings, options or arguments that are wrong, or that this machine or environment cannot do."""
+
+
+class DataError(StudyError):
+    """What a file or a table holds cannot be used: a log, problems, a job's results."""
+
+
+class ModelError(StudyError):
+    """A policy, its tokenizer or an engine cannot be used, or does not compute what it must."""
+
+
+class StorageError(StudyError):
+    """A file is missing or damaged, or the disk refuses it."""
+
+
+class NumericalError(ModelError):
     """A NaN or Inf in log-probs, loss or gradient: the update is skipped, and the run goes on for a while."""
 
 
 @contextmanager
 def writing(file: Path) -> Iterator[None]:
-    """Around a block that writes a file: raises StudyError, which names the file, if the disk is full or refuses."""
+    """Around a block that writes a file: raises StorageError, which names the file, if the disk is full or refuses."""
     try:
         yield
     except OSError as error:
-        raise StudyError(f"{file}: could not be written: {reason(error)}") from None
+        raise StorageError(f"{file}: could not be written: {reason(error)}") from None
 
 
 def say(sentence: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tailrl.runtime.errors import StudyError, one_line, reason
+from tailrl.runtime.errors import ConfigurationError, StudyError, one_line, reason
 
 FORM = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
 """What an import path looks like."""
@@ -40,7 +40,7 @@ def imported(path: str) -> Callable[..., Any]:
     function = named(path)
     if not callable(function):
         module_name, _, name = path.partition(":")
-        raise StudyError(f"{path}: {module_name} has no function {name}")
+        raise ConfigurationError(f"{path}: {module_name} has no function {name}")
     return function  # type: ignore[no-any-return]
 
 
@@ -56,7 +56,7 @@ def named(path: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
-        raise StudyError(f"{path}: {module_name} cannot be imported: {reason(error)}") from error
+        raise ConfigurationError(f"{path}: {module_name} cannot be imported: {reason(error)}") from error
     finally:
         sys.path[:] = before
     return getattr(module, name, None)
@@ -70,7 +70,7 @@ def called(path: str, *arguments: Any, **named: Any) -> Any:
     except StudyError:
         raise
     except Exception as error:
-        raise StudyError(f"{path}: {type(error).__name__}: {one_line(error)}") from error
+        raise ConfigurationError(f"{path}: {type(error).__name__}: {one_line(error)}") from error
 
 
 def _places() -> list[str]:

@@ -4,7 +4,7 @@ import codecs
 import io
 from collections.abc import Iterator
 
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import DataError
 from tailrl.runtime.limits import MOST_EMPTY_LINES
 
 
@@ -28,7 +28,7 @@ def numbered_lines(
     while line := opened.readline(-1 if longest is None else longest):
         number += 1
         if len(line) == longest:
-            raise StudyError(f"{source}, line {number}: is longer than {longest:,} bytes")
+            raise DataError(f"{source}, line {number}: is longer than {longest:,} bytes")
         if number == 1:
             line = line.removeprefix(codecs.BOM_UTF8)
         if line.strip():
@@ -36,4 +36,4 @@ def numbered_lines(
             continue
         empty += 1
         if empty > MOST_EMPTY_LINES:
-            raise StudyError(f"{source}: has more than {MOST_EMPTY_LINES} empty lines")
+            raise DataError(f"{source}: has more than {MOST_EMPTY_LINES} empty lines")

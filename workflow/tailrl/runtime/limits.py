@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from tailrl.runtime.errors import StudyError, reason
+from tailrl.runtime.errors import ConfigurationError, DataError, reason
 
 try:
     import resource
@@ -40,7 +40,7 @@ def enough_address_space() -> None:
     """Raises StudyError if `ulimit -v` is too small for a job's libraries."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if 0 <= limit < LEAST_ADDRESS_SPACE:
-        raise StudyError(
+        raise ConfigurationError(
             f"ulimit -v allows {limit / 1e6:.0f} MB of address space, and a job's libraries alone need "
             f"{LEAST_ADDRESS_SPACE / 1e6:.0f} MB: raise it, for instance by ulimit -v unlimited"
         )
@@ -50,7 +50,7 @@ def enough_shared_memory(ranks: int) -> None:
     """Raises StudyError if /dev/shm is too small for so many ranks with a GPU each, which NCCL would fail on later."""
     free, needed = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0, ranks * LEAST_SHARED
     if free < needed:
-        raise StudyError(
+        raise ConfigurationError(
             f"{SHARED_MEMORY} has {free / 1e6:.0f} MB free, and NCCL needs {needed / 1e6:.0f} MB for {ranks} ranks:"
             " start the container with --shm-size=1g or more, or mount a memory volume there in a pod"
         )
@@ -135,6 +135,6 @@ def _limited(most: int | None, size: float, what: str) -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:  # torch has a RuntimeError
         if out_of_memory(error) is None:
             raise
-        raise StudyError(f"{what}: takes more than {size / 1e9:g} GB of memory to read") from None
+        raise DataError(f"{what}: takes more than {size / 1e9:g} GB of memory to read") from None
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, before)

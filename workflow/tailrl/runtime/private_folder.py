@@ -5,7 +5,7 @@ import stat
 import tempfile
 from pathlib import Path
 
-from tailrl.runtime.errors import StudyError, reason
+from tailrl.runtime.errors import StorageError, reason
 
 
 def private_folder(name: str) -> Path:
@@ -22,7 +22,7 @@ def private_folder(name: str) -> Path:
         folder.mkdir(mode=0o700, exist_ok=True)
         status = folder.lstat()
     except OSError as error:
-        raise StudyError(f"{folder}: cannot be made: {reason(error)}") from None
+        raise StorageError(f"{folder}: cannot be made: {reason(error)}") from None
     wrong = {
         "is no folder": not stat.S_ISDIR(status.st_mode),
         "is another user's": status.st_uid != os.getuid(),
@@ -30,5 +30,5 @@ def private_folder(name: str) -> Path:
     }
     for words, is_so in wrong.items():
         if is_so:
-            raise StudyError(f"{folder}: {words}: remove it, or set TMPDIR to a folder of your own")
+            raise StorageError(f"{folder}: {words}: remove it, or set TMPDIR to a folder of your own")
     return folder

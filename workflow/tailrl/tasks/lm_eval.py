@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from tailrl.config.tasks.lm_eval import LmEvalTask
-from tailrl.runtime.errors import StudyError, few, one_line, reason
+from tailrl.runtime.errors import ConfigurationError, StudyError, few, one_line, reason
 from tailrl.tasks.loaded import Loaded
 from tailrl.tasks.problem import Problem
 
@@ -65,7 +65,7 @@ class Made:
 
 def _chosen(known: Mapping[str, Any], name: str, what: str, task: str) -> Any:
     if name not in known:
-        raise StudyError(f"task.{what}: {task} has no {what} {one_line(name)}; it has {few(list(known))}")
+        raise ConfigurationError(f"task.{what}: {task} has no {what} {one_line(name)}; it has {few(list(known))}")
     return known[name]
 
 
@@ -89,7 +89,7 @@ def _loaded(key: str) -> Made:
     name = settings["task"]
     manager = _manager()
     if name not in manager.all_subtasks:
-        raise StudyError(f"task.task: lm-eval knows no task {one_line(name)}")
+        raise ConfigurationError(f"task.task: lm-eval knows no task {one_line(name)}")
     overrides: dict[str, Any] = {"task": name, "repeats": 1}
     if "fewshot" in settings:
         overrides["num_fewshot"] = settings["fewshot"]
@@ -98,12 +98,14 @@ def _loaded(key: str) -> Made:
     try:
         task = manager.load([{"group": "study", "task": [overrides]}])["tasks"][name]
         if task.OUTPUT_TYPE != "generate_until":
-            raise StudyError(f"task.task: {name} scores given answers ({task.OUTPUT_TYPE}); a sampler only generates")
+            raise ConfigurationError(
+                f"task.task: {name} scores given answers ({task.OUTPUT_TYPE}); a sampler only generates"
+            )
         task.build_all_requests(rank=0, world_size=1)
     except StudyError:
         raise
     except Exception as error:  # lm-eval, datasets and the hub have errors of their own
-        raise StudyError(f"task.task: lm-eval does not give {name}: {reason(error)}") from error
+        raise ConfigurationError(f"task.task: lm-eval does not give {name}: {reason(error)}") from error
     return Made(task, settings)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tailrl.config.tasks import GeneratedTask
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import ConfigurationError
 from tailrl.tasks.problem import Problem
 
 MOST_IN_VAIN = 10_000
@@ -39,6 +39,8 @@ def generated(task: GeneratedTask, draw: Callable[[random.Random], Problem]) -> 
         problem = draw(rng)
         in_vain = in_vain + 1 if problem.prompt in problems else 0
         if in_vain == MOST_IN_VAIN:
-            raise StudyError(f"task {task.name}: {task.problems} different problems with its settings do not exist")
+            raise ConfigurationError(
+                f"task {task.name}: {task.problems} different problems with its settings do not exist"
+            )
         problems.setdefault(problem.prompt, problem)
     return Loaded(list(problems.values()))

@@ -7,7 +7,7 @@ from pathlib import Path
 from tailrl.config.jobs import Problems
 from tailrl.config.tasks import DataSetTask
 from tailrl.runtime.atomic_files import unchanged
-from tailrl.runtime.errors import StudyError, say
+from tailrl.runtime.errors import ConfigurationError, say
 from tailrl.tasks.loaded import canonical
 from tailrl.tasks.problem import write_problems
 from tailrl.tasks.registry import load_task
@@ -38,7 +38,7 @@ def _write_all(settings: Problems, out: Path) -> None:
         every = [replace(problem, level=level) for level, part in levels for problem in part.problems]
         kept = [problem for problem in every if canonical(problem.prompt) not in held_out]
         if loaded and not kept:
-            raise StudyError(f"every {name} problem is also an evaluation problem")
+            raise ConfigurationError(f"every {name} problem is also an evaluation problem")
         write_problems(kept, out / f"{name}.jsonl")
         skipped = {reason: rows for part in loaded for reason, rows in part.skipped.items()}
         report[name] = _describe(name, len(kept), len(every) - len(kept), skipped)

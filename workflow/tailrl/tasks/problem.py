@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tailrl.runtime.errors import StudyError, one_line, reason
+from tailrl.runtime.errors import DataError, StorageError, one_line, reason
 from tailrl.runtime.import_path import is_import_path
 from tailrl.runtime.jsonl import numbered_lines
 from tailrl.runtime.limits import regular
@@ -62,9 +62,9 @@ def read_problems(path: Path) -> list[Problem]:
                     "".join(texts).encode()  # a lone surrogate is JSON, but no tokenizer reads it
                     problems.append(problem)
                 except (TypeError, ValueError, RecursionError) as error:
-                    raise StudyError(f"{path}, line {number}: not a problem: {one_line(error)}") from None
+                    raise DataError(f"{path}, line {number}: not a problem: {one_line(error)}") from None
     except OSError as error:
-        raise StudyError(f"{path}: cannot be read: {reason(error)}") from None
+        raise StorageError(f"{path}: cannot be read: {reason(error)}") from None
     if not problems:
-        raise StudyError(f"{path}: holds no problem")
+        raise DataError(f"{path}: holds no problem")
     return problems

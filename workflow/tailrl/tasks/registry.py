@@ -7,7 +7,7 @@ from importlib import import_module
 
 from tailrl.config.tasks import DataSetTask, ImportedTask, Task
 from tailrl.config.tasks.lm_eval import LmEvalTask
-from tailrl.runtime.errors import StudyError, one_line
+from tailrl.runtime.errors import ConfigurationError, one_line
 from tailrl.runtime.import_path import called
 from tailrl.tasks.loaded import Loaded
 from tailrl.tasks.problem import Problem
@@ -37,9 +37,9 @@ def own_problems(task: ImportedTask) -> Loaded:
         try:
             problems.append(row if isinstance(row, Problem) else Problem(**{"id": str(number), **row}))
         except TypeError as error:
-            raise StudyError(f"{task.name}: problem {number}: {one_line(error)}") from None
+            raise ConfigurationError(f"{task.name}: problem {number}: {one_line(error)}") from None
     if len(problems) < task.problems:
-        raise StudyError(f"{task.name}: gives {len(problems)} problems, and {task.problems} are asked for")
+        raise ConfigurationError(f"{task.name}: gives {len(problems)} problems, and {task.problems} are asked for")
     return Loaded(problems)
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from functools import cache
 from typing import Any
 
-from tailrl.runtime.errors import StudyError, one_line, say
+from tailrl.runtime.errors import ConfigurationError, one_line, say
 from tailrl.runtime.import_path import called, imported, is_import_path
 from tailrl.tasks.answers import integer, last_boxed
 from tailrl.tasks.loaded import canonical
@@ -53,7 +53,7 @@ def reward_of(response: str, problem: Problem) -> float:
         value = called(path, problem.prompt, response, row)
     value = value.get("score") if isinstance(value, dict) else value
     if not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise StudyError(
+        raise ConfigurationError(
             f"{path}: problem {problem.id}: the reward must be a number from 0 to 1, not {one_line(repr(value))}"
         )
     return float(value)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tailrl.runtime.errors import StudyError, reason
+from tailrl.runtime.errors import DataError, StorageError, StudyError, reason
 from tailrl.runtime.hub import use_cache_without_hub
 from tailrl.runtime.jsonl import numbered_lines
 from tailrl.runtime.limits import MEMORY, in_limited_memory, regular
@@ -46,7 +46,7 @@ def read_rows(path: str | None, hub_name: str, split: str) -> Iterator[object]:
     readers = {".parquet": _parquet_batches, ".jsonl": _jsonl_batches}
     file = Path(path)
     if file.suffix not in readers:
-        raise StudyError(f"{path}: is not a data file that can be read: its name must end in .parquet or .jsonl")
+        raise DataError(f"{path}: is not a data file that can be read: its name must end in .parquet or .jsonl")
     return (row for rows in in_limited_memory(readers[file.suffix](file), MEMORY, str(file)) for row in rows)
 
 
@@ -59,7 +59,7 @@ def fetch(hub_name: str, split: str) -> Any:
         return datasets.load_dataset(hub_name, split=split)
     # The hub's client, its HTTP library and each file format's reader raise their own exceptions.
     except Exception as error:
-        raise StudyError(
+        raise StorageError(
             f"{hub_name}: cannot be loaded from the Hugging Face hub or its cache ({reason(error)}): run "
             "`snakemake --cores 1 download` where there is a network, or set the task's path to a local parquet or "
             "JSONL file (task.path)"
@@ -99,9 +99,9 @@ def _jsonl_batches(file: Path) -> Iterator[list[object]]:
 
 def _check_size(source: object, rows: int, size: int) -> None:
     if rows > MOST_TABLE_ROWS:
-        raise StudyError(f"{source}: has {rows} rows, more than {MOST_TABLE_ROWS}")
+        raise DataError(f"{source}: has {rows} rows, more than {MOST_TABLE_ROWS}")
     if size > MOST_BYTES:
-        raise StudyError(f"{source}: its rows take more than {MOST_BYTES / 1e9:g} GB")
+        raise DataError(f"{source}: its rows take more than {MOST_BYTES / 1e9:g} GB")
 
 
 def _json_or_none(line: str) -> object:
@@ -112,7 +112,7 @@ def _json_or_none(line: str) -> object:
 
 
 def _unreadable(file: Path, kind: str, error: Exception) -> StudyError:
-    return StudyError(f"{file}: cannot be read as {kind}: {reason(error)}")
+    return DataError(f"{file}: cannot be read as {kind}: {reason(error)}")
 
 
 def text_of(value: object, what: str) -> str:
@@ -178,7 +178,7 @@ def make_problems(
         skipped["the same problem with different answers"] = [found.pop(key).id for key in conflicting]
     if not found:
         reasons = "; ".join(f"{reason} ({len(names)})" for reason, names in skipped.items())
-        raise StudyError(
+        raise DataError(
             f"{source}: none of its {number} rows can be used: {reasons}" if number else f"{source}: has no rows"
         )
     return Loaded(list(found.values())[:keep], skipped)

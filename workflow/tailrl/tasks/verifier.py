@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import ConfigurationError
 
 MAX_LENGTH = 2000
 """Longest answer that is compared, characters. Two of them, escaped, fit in a pipe: a write cannot block."""
@@ -98,7 +98,7 @@ class MathVerifier:
         except TimeoutError:
             reply = f"it was not ready after {START_SECONDS:.0f} s"
         if reply != "ready":
-            raise StudyError(f"math-verify's worker process cannot start: {reply}")
+            raise ConfigurationError(f"math-verify's worker process cannot start: {reply}")
         return self._worker
 
 

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tailrl.artifacts.metrics import metrics_line
 from tailrl.config.jobs import Run
-from tailrl.runtime.errors import StudyError, reason, say, writing
+from tailrl.runtime.errors import StorageError, reason, say, writing
 from tailrl.tracking.metrics import GRADIENT_NORM, K3_MASKED, REWARD, STEP, STEP_SECONDS
 from tailrl.tracking.wandb_mirror import FINISH_SECONDS, alarms_of
 
@@ -64,7 +64,7 @@ class Tracker:
         try:
             self.file.write(line)
         except OSError as error:
-            raise StudyError(
+            raise StorageError(
                 f"{self.file.name}: a step's metrics, {len(line)} bytes, could not be written: {reason(error)}"
             ) from None
         shown = "  ".join(f"{label} {metrics[key]:.3g}" for key, label in SHOWN.items())

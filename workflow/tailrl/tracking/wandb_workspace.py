@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tailrl.artifacts.records import RunRecord, finished_jobs, read_record
-from tailrl.runtime.errors import StudyError, reason
+from tailrl.runtime.errors import ConfigurationError, reason
 from tailrl.tracking import metrics as keys
 
 # Of each panel its title, its metric, and whether the axis is logarithmic.
@@ -63,5 +63,5 @@ def save_workspace(results: Path) -> str:
         )
         workspace.save()
     except Exception as error:  # of wandb's own, of its HTTP library, of the system
-        raise StudyError(f"{results}: W&B does not take the workspace: {reason(error)}") from None
+        raise ConfigurationError(f"{results}: W&B does not take the workspace: {reason(error)}") from None
     return str(workspace.url)

@@ -23,7 +23,7 @@ from tailrl.model.routing import Routing, routers
 from tailrl.model.tokenizer import train_tokenizer
 from tailrl.model.tokenizer_trial import try_tokenizer
 from tailrl.runtime.atomic_files import unchanged
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import DataError, ModelError
 from tailrl.tasks.problem import Problem, read_problems
 
 TOKENIZER_SOLUTIONS = 2000
@@ -51,7 +51,7 @@ def write_base_policy(settings: Policy, warm_start_file: Path, out: Path) -> Non
     inputs = {"problems": vouched_checksum(warm_start_file)}
     problems = read_problems(warm_start_file)
     if not all(problem.solution for problem in problems):
-        raise StudyError(f"{warm_start_file}: a warm start needs worked solutions, which this task does not have")
+        raise DataError(f"{warm_start_file}: a warm start needs worked solutions, which this task does not have")
     texts = (problem.prompt + problem.solution for problem in problems[:TOKENIZER_SOLUTIONS])
     tokenizer = train_tokenizer(settings.vocabulary_size, texts)
     model = create_policy(settings, tokenizer, settings.warm_start.seed)
@@ -104,7 +104,7 @@ def warm_start(
         if routing is not None:
             loss = loss + settings.load_balancing * routing.load_balancing(model.config.num_experts_per_tok)
         if not math.isfinite(losses[-1]):
-            raise StudyError(
+            raise ModelError(
                 f"warm start: the loss is {losses[-1]} at step {step}; lower policy.warm_start.learning_rate"
             )
         if (step + 1) % max(1, steps // 20) == 0 or step + 1 == steps:

@@ -28,7 +28,7 @@ from tailrl.config.training import without_operational
 from tailrl.rollout.prompts import prompts_digest
 from tailrl.runtime import distributed
 from tailrl.runtime.atomic_files import LOCK, DamagedError, rename_whole
-from tailrl.runtime.errors import StudyError, reason, say
+from tailrl.runtime.errors import StorageError, reason, say
 from tailrl.runtime.provenance import provenance
 from tailrl.training.checkpoint_files import HEADER, check, load, read_header, write_parts
 from tailrl.training.state import RunState
@@ -69,7 +69,7 @@ class Checkpoints:
             needed = sum(tensor.nbytes for tensor in tensors.values())
             kept_files = self._files()
             rest = f"{kept_files[-1].name} is kept" if kept_files else "there is none before it"
-            raise StudyError(
+            raise StorageError(
                 f"{self.folder}: the checkpoint of step {state.step} could not be saved ({reason(error)}): it needs "
                 f"{needed / 1e6:.1f} MB, and {shutil.disk_usage(self.folder).free / 1e6:.1f} MB are free; {rest}"
             ) from None
@@ -136,7 +136,7 @@ class Checkpoints:
             return True
         if damaged:
             *_, last = damaged.values()
-            raise StudyError(
+            raise StorageError(
                 f"{last.file}: damaged, and none of this run's checkpoints ({len(damaged)}) can be used; put it back "
                 f"from a copy, or remove {self.folder} to train from the first step"
             )
@@ -211,7 +211,7 @@ class Checkpoints:
                     say(f"{self.folder}: process {file.read().strip()} still trains this run; waiting for its end")
                     fcntl.flock(file, fcntl.LOCK_EX)
                 except OSError as error:
-                    raise StudyError(
+                    raise StorageError(
                         f"{self.folder}: cannot be locked ({reason(error)}); results must lie on a file system that "
                         "has locks"
                     ) from None

@@ -14,7 +14,7 @@ from tailrl.config.sampler import Disturbance
 from tailrl.rollout import Decoding, Sampler
 from tailrl.rollout.types import Request, Rollout
 from tailrl.runtime import distributed
-from tailrl.runtime.errors import StudyError, say
+from tailrl.runtime.errors import ModelError, StudyError, say
 from tailrl.runtime.timeouts import deadline, guarded, last_lines
 from tailrl.training.placement import is_sharded
 from tailrl.training.weight_sync import WeightSync
@@ -75,9 +75,9 @@ class GuardedEngine:
                     self.weight_sync.again(model)
             return self._generate(requests, decoding)
         except StudyError as error:
-            raise StudyError(f"the engine failed ({first}) and could not be restarted: {error}") from None
+            raise ModelError(f"the engine failed ({first}) and could not be restarted: {error}") from None
         except Exception as error:
-            raise StudyError(f"the engine failed twice in the same batch: {last_lines(error)}") from error
+            raise ModelError(f"the engine failed twice in the same batch: {last_lines(error)}") from error
 
     def _generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Rollout]:
         with deadline(self.timeout, f"a batch of {len(requests)} responses"):

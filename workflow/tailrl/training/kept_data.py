@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
 from tailrl.runtime.atomic_files import DamagedError, write_whole
-from tailrl.runtime.errors import StudyError, reason
+from tailrl.runtime.errors import StorageError, reason
 from tailrl.runtime.jsonl import numbered_lines
 
 UNFINISHED = "writing-tokens.safetensors"
@@ -47,7 +47,7 @@ class KeptMetrics:
                 file.seek(self.length)
                 file.write(line)
         except OSError as error:
-            raise StudyError(
+            raise StorageError(
                 f"{self.file}: a step's metrics, {len(line)} bytes, could not be kept: {reason(error)}"
             ) from None
         self.length += len(line)
@@ -100,7 +100,7 @@ class KeptTokens:
             write_whole(data, self.folder / UNFINISHED, self._file(step))
         except OSError as error:
             (self.folder / UNFINISHED).unlink(missing_ok=True)
-            raise StudyError(
+            raise StorageError(
                 f"{self.folder}: the tokens of step {step} could not be kept ({reason(error)}): they need "
                 f"{len(data) / 1e6:.1f} MB"
             ) from None
@@ -147,4 +147,4 @@ def _read(file: Path, length: int = -1) -> bytes:
     except FileNotFoundError:
         return b""
     except OSError as error:
-        raise StudyError(f"{file}: cannot be read: {reason(error)}") from None
+        raise StorageError(f"{file}: cannot be read: {reason(error)}") from None

@@ -24,7 +24,7 @@ from tailrl.rollout import Decoding, make_sampler
 from tailrl.rollout.prompts import first_prompt, show_prompts
 from tailrl.rollout.sampling import stop_tokens
 from tailrl.runtime import distributed
-from tailrl.runtime.errors import StudyError, say
+from tailrl.runtime.errors import ConfigurationError, ModelError, say
 from tailrl.tasks.problem import read_problems
 from tailrl.tracking.tracker import Tracker
 from tailrl.training.checkpoints import Checkpoints, fingerprint
@@ -86,13 +86,13 @@ def _load(job: Job, policy_folder: Path) -> PreTrainedModel:
     run, model = job.run, load_policy(policy_folder)
     if run.sampler.exact:
         if distributed.count() > 1:
-            raise StudyError(
+            raise ConfigurationError(
                 f"arm {run.arm}: an engine with the trainer's own bits needs the whole policy: run it with 1 rank"
             )
         match_engine(model, run.sampler)
     elif run.sampler.few_bit_trainer and run.sampler.formats:
         if distributed.count() > 1:
-            raise StudyError(
+            raise ConfigurationError(
                 f"arm {run.arm}: a trainer with the engine's few bits needs the whole policy: run it with 1 rank"
             )
         check_sizes(model, run.sampler.formats)
@@ -145,10 +145,10 @@ def _train(job: Job, policy_folder: Path, checkpoints: Checkpoints, wandb_folder
             if stuck or state.step % settings.checkpoint_every == 0:
                 saved = checkpoints.save(state)
             if stuck:
-                raise StudyError(f"{fault}; {state.skipped_in_a_row} in a row: the run stops, its state is in {saved}")
+                raise ModelError(f"{fault}; {state.skipped_in_a_row} in a row: the run stops, its state is in {saved}")
             between_steps = time.perf_counter() - begun
     if state.skipped_in_a_row >= most:
-        raise StudyError(f"{job.out}: the last {state.skipped_in_a_row} updates were skipped for a NaN or Inf")
+        raise ModelError(f"{job.out}: the last {state.skipped_in_a_row} updates were skipped for a NaN or Inf")
     state.wall_seconds = time.perf_counter() - started
     if (stopped := watch.alarm()) and first:
         say(f"arm {run.arm}, seed {job.seed}: {stopped}")

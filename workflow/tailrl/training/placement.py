@@ -21,7 +21,7 @@ from tailrl.config.jobs import Run
 from tailrl.config.sampler import SamplerSettings
 from tailrl.config.training import Training
 from tailrl.runtime import distributed
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import ModelError
 
 Result = TypeVar("Result")
 
@@ -81,7 +81,7 @@ def place(model: PreTrainedModel, settings: Training) -> None:
     half = settings.dtype == "bfloat16"
     alone = distributed.count() == 1 and not half
     if not layers and (settings.activation_checkpointing or not alone):
-        raise StudyError(
+        raise ModelError(
             f"{type(model).__name__} does not name its layers: it can be trained by one process, in float32 and "
             "without activation_checkpointing"
         )

@@ -24,7 +24,7 @@ from tailrl.config.source_files import at_start, job_files
 from tailrl.model.policy import save_policy, whole_weights
 from tailrl.runtime import distributed
 from tailrl.runtime.atomic_files import link, link_tree, sync, whole_folder
-from tailrl.runtime.errors import StudyError, reason
+from tailrl.runtime.errors import StorageError, reason
 from tailrl.runtime.provenance import provenance
 from tailrl.training.snapshots import Snapshots, put_snapshots
 from tailrl.training.state import RunState
@@ -125,7 +125,7 @@ def write_run(
             write_manifest(aside / MANIFEST, files_in(aside), inputs=inputs, sources=sources, steps=len(metrics))
     except Exception as error:  # OSError, and each library that writes a policy raises its own kind
         needed += sum(array.nbytes for array in tokens.values())
-        raise StudyError(
+        raise StorageError(
             f"{folder}: the results could not be written ({reason(error)}): they need up to {needed / 1e6:.1f} MB, and "
             f"{shutil.disk_usage(folder.parent).free / 1e6:.1f} MB are free; the checkpoints are kept"
         ) from None

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from tailrl.config.jobs import Run
 from tailrl.rollout.types import Request, Rollout
 from tailrl.runtime import distributed
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import ConfigurationError
 from tailrl.runtime.seeding import derive_seed
 from tailrl.tasks.problem import Problem
 from tailrl.tasks.scoring import reward_of
@@ -20,7 +20,7 @@ from tailrl.tracking import metrics as keys
 def problem_order(count: int, per_step: int, seed: int) -> Iterator[list[int]]:
     """Indices of each step's problems: a problem at most once an epoch, in an order by the seed."""
     if per_step > count:
-        raise StudyError(f"training.prompts: {per_step} different problems a step, but the task has {count}")
+        raise ConfigurationError(f"training.prompts: {per_step} different problems a step, but the task has {count}")
     epoch = 0
     while True:
         order = np.random.default_rng(derive_seed("problems", seed, epoch)).permutation(count)

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from tailrl.kernels.packing import Batch, pack_batch
 from tailrl.model.routing import Routing, routed
 from tailrl.rollout.types import Rollout
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import ModelError
 
 
 def packed(rollouts: Sequence[Rollout], device: torch.device) -> tuple[Batch, Tensor | None]:
@@ -25,7 +25,7 @@ def packed(rollouts: Sequence[Rollout], device: torch.device) -> tuple[Batch, Te
     if not given:
         return pack_batch(prompts, responses, device), None
     if len(given) < len(rollouts):
-        raise StudyError(f"{len(rollouts) - len(given)} of {len(rollouts)} responses came without their experts")
+        raise ModelError(f"{len(rollouts) - len(given)} of {len(rollouts)} responses came without their experts")
     of_prompts = [routes[: len(prompt)] for routes, prompt in zip(given, prompts, strict=True)]
     marks = [prompt_mark(rollout) for rollout in rollouts]
     batch = pack_batch(prompts, responses, device, marks)
@@ -45,9 +45,9 @@ def check_routes(model: PreTrainedModel, given_LPK: Tensor) -> None:
     """Raises StudyError where the sampler's experts are not of this policy's shape."""
     sizes, found = routed(model.config), (given_LPK.shape[0], given_LPK.shape[2])
     if sizes is None:
-        raise StudyError("the sampler gave experts, and the policy is no mixture of experts")
+        raise ModelError("the sampler gave experts, and the policy is no mixture of experts")
     if found != (sizes[0], sizes[2]) or int(given_LPK.max()) >= sizes[1]:
-        raise StudyError(
+        raise ModelError(
             f"the sampler gave {found[1]} experts a token in {found[0]} layers, up to number {int(given_LPK.max())}; "
             f"the policy has {sizes[2]} of {sizes[1]} in {sizes[0]}"
         )

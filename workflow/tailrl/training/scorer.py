@@ -26,7 +26,7 @@ from tailrl.model.routing import Routing
 from tailrl.objective.disturbance import UNDISTURBED, computing_with, round_weights
 from tailrl.objective.safe_set import TokenLogprobs
 from tailrl.runtime import distributed
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import ModelError
 from tailrl.training.placement import as_forward
 from tailrl.training.routes import check_routes, flips, packed
 from tailrl.training.samples import Sample, in_micro_batches
@@ -81,7 +81,7 @@ class Scorer:
             check_routes(model, sampler_routes_LPK)
             routing = Routing(sampler_routes_LPK if run.training.routing_replay else None)
         elif run.training.routing_replay:
-            raise StudyError(
+            raise ModelError(
                 f"arm {run.arm}: training.routing_replay needs the sampler's experts, which it did not give"
             )
 

@@ -17,7 +17,7 @@ from tailrl.artifacts.manifest import MANIFEST, files_in, read_digests, write_ma
 from tailrl.model.policy import save_policy, whole_weights
 from tailrl.runtime import distributed
 from tailrl.runtime.atomic_files import link_tree, whole_folder
-from tailrl.runtime.errors import StudyError, reason
+from tailrl.runtime.errors import DataError, StorageError, reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,9 @@ class Snapshots:
             with whole_folder(path, "writing-snapshot") as aside:
                 save_policy(model, tokenizer, aside, weights)
                 write_manifest(aside / MANIFEST, files_in(aside))
-        except (OSError, StudyError) as error:
+        except (OSError, StorageError) as error:
             free = shutil.disk_usage(self.folder).free / 1e6
-            raise StudyError(
+            raise StorageError(
                 f"{path}: the policy after step {step} could not be kept ({reason(error)}): {free:.1f} MB are free"
             ) from None
 
@@ -64,7 +64,7 @@ class Snapshots:
         found = {step: self._path(step) for step in self.steps if step <= done}
         for step, path in found.items():
             if not path.is_dir():
-                raise StudyError(f"{path}: the policy after step {step} is missing")
+                raise StorageError(f"{path}: the policy after step {step} is missing")
             read_digests(path, path)
         return found
 
@@ -92,8 +92,8 @@ def read_snapshots(folder: Path) -> list[tuple[int, Path]]:
         for path in sorted(Path(entry.path) for entry in os.scandir(folder) if not entry.name.startswith(".")):
             prefix, _, step = path.name.partition("-")
             if prefix != "step" or not (step.isascii() and step.isdigit()):
-                raise StudyError(f"{path}: is no snapshot; a snapshot is named step-<steps done>")
+                raise DataError(f"{path}: is no snapshot; a snapshot is named step-<steps done>")
             found.append((int(step), path))
     except OSError as error:
-        raise StudyError(f"{folder}: no snapshots could be read from it: {reason(error)}") from None
+        raise StorageError(f"{folder}: no snapshots could be read from it: {reason(error)}") from None
     return found

@@ -31,7 +31,7 @@ from tailrl.objective.corrections import correct
 from tailrl.objective.safe_set import TokenLogprobs
 from tailrl.rollout.prompts import first_prompt
 from tailrl.rollout.sampling import stop_tokens
-from tailrl.runtime.errors import StudyError, reason, say, writing
+from tailrl.runtime.errors import ConfigurationError, DataError, ModelError, reason, say, writing
 from tailrl.runtime.launch import run_beside
 from tailrl.tasks.problem import Problem, read_problems
 from tailrl.tracking import metrics as keys
@@ -127,7 +127,7 @@ def interpreter() -> str:
     beside = Path(f"{sys.prefix}-verl/bin/python")
     python = os.environ.get(PYTHON) or (str(beside) if beside.is_file() else "")
     if not python or shutil.which(python) is None:
-        raise StudyError(
+        raise ConfigurationError(
             f"training.backend: verl: set {PYTHON} to the Python of an environment with tailrl[verl] and vLLM "
             f"(tried {python or beside}); docs/how-to/verl-study.md has the commands"
         )
@@ -151,25 +151,25 @@ def _train(
     file = folder / f"metrics-{len([*folder.glob('metrics-*.jsonl')]):03d}.jsonl"
     output = folder / "output.txt"
     say(f"arm {run.arm}, seed {job.seed}: verl trains from step {begun}; what it says is in {output}")
-    environment = {**os.environ, "VERL_FILE_LOGGER_PATH": str(file.resolve())}
-    recorded = list(earlier)
+    recorded, end = list(earlier), 0
     with Tracker(run, job.seed, out, wandb_folder, earlier) as tracker:
 
         def look() -> None:
-            points = _read_points(file) if file.is_file() else {}
-            for step in sorted(points)[len(recorded) - len(earlier) :]:
+            nonlocal end
+            points, end = _read_points(file, end)
+            for step in sorted(points):
                 recorded.append(_metrics_of(job, folder, step, points[step]))
                 tracker.log(recorded[-1])
 
         command = [python, "-m", "verl.trainer.main_ppo", *_lines(job, folder, file, devices)]
-        code = 0 if begun >= run.training.steps else run_beside(command, environment, output, look)
+        code = 0 if begun >= run.training.steps else run_beside(command, os.environ, output, look)
     if code < 0:
         # A process that was killed is started once more, and goes on from its last checkpoint.
         say(f"arm {run.arm}, seed {job.seed}: verl was ended by signal {-code}; all that it said is in {output}")
         sys.exit(128 - code)
     if code or len(recorded) != run.training.steps:
         lines = output.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        raise StudyError(
+        raise ModelError(
             f"arm {run.arm}, seed {job.seed}: verl ended with {code} after {len(recorded)} of {run.training.steps} "
             f"steps ({' '.join(lines[-1:])[:300]}); all that it said is in {output}"
         )
@@ -187,20 +187,30 @@ def _read_older(folder: Path) -> dict[int, Mapping[str, float]]:
     """verl's metrics of earlier processes by step: of a step that was repeated the last."""
     points: dict[int, Mapping[str, float]] = {}
     for file in sorted(folder.glob("metrics-*.jsonl")):
-        points |= _read_points(file)
+        points |= _read_points(file)[0]
     return points
 
 
-def _read_points(file: Path) -> dict[int, Mapping[str, float]]:
-    """verl's metrics in a file by step, of the lines that are whole; a validation alone is no step."""
-    lines = file.read_text(encoding="utf-8").split("\n")[:-1]
-    points = [parse_object(line, file) for line in lines]
+def _read_points(file: Path, start: int = 0) -> tuple[dict[int, Mapping[str, float]], int]:
+    """verl's metrics in a file by step, from a byte on; a validation alone is no step.
+
+    Returns:
+        The metrics of the lines that are whole, and the byte behind them, where the next look goes on. Nothing where
+        there is no file yet.
+    """
+    if not file.is_file():
+        return {}, start
+    with file.open("rb") as opened:
+        opened.seek(start)
+        whole, _, _ = opened.read().rpartition(b"\n")
+    points = [parse_object(line, file) for line in whole.decode().split("\n") if line]
     # A number that is not finite is null in verl's file.
-    return {
+    found = {
         point["step"]: {name: value for name, value in point["data"].items() if value is not None}
         for point in points
         if "actor/lr" in point["data"]
     }
+    return found, start + len(whole) + bool(whole)
 
 
 def _lines(job: Job, folder: Path, metrics_file: Path, devices: int) -> list[str]:
@@ -210,12 +220,15 @@ def _lines(job: Job, folder: Path, metrics_file: Path, devices: int) -> list[str
     whole = longest + training.max_new_tokens
     batches = len(job.problems) // training.prompts  # verl leaves out an epoch's last, smaller one
     if not batches:
-        raise StudyError(f"training.prompts: {training.prompts} a step, and there are {len(job.problems)} problems")
+        raise ConfigurationError(
+            f"training.prompts: {training.prompts} a step, and there are {len(job.problems)} problems"
+        )
     responses = training.prompts * training.group_size // training.minibatches
     if responses % devices:
-        raise StudyError(f"training: an update has {responses} responses, which {devices} ranks cannot share equally")
+        raise ConfigurationError(
+            f"training: an update has {responses} responses, which {devices} ranks cannot share equally"
+        )
     epochs = math.ceil(training.steps / batches) + 1
-    variables = "+ray_kwargs.ray_init.runtime_env.env_vars"
     return [
         *train_lines(run, job.vocabulary_size, job.seed),
         f"+tailrl.log.folder={quoted((folder / 'tokens').resolve())}",
@@ -243,7 +256,8 @@ def _lines(job: Job, folder: Path, metrics_file: Path, devices: int) -> list[str
         f"trainer.project_name={run.study}",
         f"trainer.experiment_name={run.arm}-seed{job.seed}",
         "trainer.resume_mode=auto",
-        f"{variables}.VERL_FILE_LOGGER_PATH={quoted(metrics_file.resolve())}",
+        # verl's logger is in one of Ray's workers, which may lie on another machine and not see our own variables.
+        f"+ray_kwargs.ray_init.runtime_env.env_vars.VERL_FILE_LOGGER_PATH={quoted(metrics_file.resolve())}",
         f"trainer.default_local_dir={quoted((folder / 'checkpoints').resolve())}",
         *training.verl_overrides,
     ]
@@ -282,7 +296,7 @@ def with_template(job: Job) -> PreTrainedTokenizerBase:
             if tokenizer.pad_token is None:
                 tokenizer.pad_token = tokenizer.eos_token
             return tokenizer
-    raise StudyError(
+    raise ModelError(
         f"{job.policy_folder}: its chat template gives verl other tokens than our own loop for a prompt such as "
         f"{job.problems[0].prompt[:60]!r}"
     )
@@ -329,17 +343,17 @@ def _read_rows(job: Job, folder: Path, step: int) -> list[dict[str, Any]]:
     try:
         rows = [parse_object(line, file) for line in file.read_text(encoding="utf-8").splitlines()]
     except OSError as error:
-        raise StudyError(f"{file}: the plugin's log of a step cannot be read: {reason(error)}") from None
+        raise DataError(f"{file}: the plugin's log of a step cannot be read: {reason(error)}") from None
     by_prompt: dict[tuple[int, ...], list[dict[str, Any]]] = {}
     for row in rows:
         if missing := ROW - row.keys():
-            raise StudyError(f"{file}: a response has no {min(missing)}")
+            raise DataError(f"{file}: a response has no {min(missing)}")
         if not row["mask"]:
-            raise StudyError(f"{file}: a response has no token")
+            raise DataError(f"{file}: a response has no token")
         by_prompt.setdefault(tuple(row["token_ids"][: -len(row["mask"])]), []).append(row)
     size = job.run.training.group_size
     if len(rows) != job.run.training.prompts * size or any(len(group) % size for group in by_prompt.values()):
-        raise StudyError(f"{file}: holds {len(rows)} responses, which are not {job.run.training.prompts} times {size}")
+        raise DataError(f"{file}: holds {len(rows)} responses, which are not {job.run.training.prompts} times {size}")
     return [row for group in by_prompt.values() for row in group]
 
 
@@ -414,7 +428,7 @@ def _write(
     run = job.run
     left = folder / f"checkpoints/global_step_{run.training.steps}/actor/huggingface"
     if not left.is_dir():
-        raise StudyError(f"{left}: verl left no policy there")
+        raise ModelError(f"{left}: verl left no policy there")
     model = load_policy(left)
     weights = whole_weights(model, getattr(torch, run.policy_dtype))
     steps = range(0, run.training.steps, run.training.keep_tokens_every)

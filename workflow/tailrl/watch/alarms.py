@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from tailrl.runtime.errors import StudyError, one_line
+from tailrl.runtime.errors import ConfigurationError, one_line
 
 SIZES = ("level", "mean_abs", "k3")
 """Of the mismatch, the least noisy first: a step is compared with earlier ones by the first that it has."""
@@ -461,7 +461,7 @@ def check_names(names: Collection[str]) -> None:
     """Raises StudyError for a name of no alarm."""
     for name in names:
         if name not in ALARMS:
-            raise StudyError(f"no alarm is called {one_line(name)}; there are {', '.join(ALARMS)}")
+            raise ConfigurationError(f"no alarm is called {one_line(name)}; there are {', '.join(ALARMS)}")
 
 
 MOST_STEPS = 200

@@ -19,11 +19,12 @@ import yaml
 
 from tailrl.curves.history import History, flat_row, read_history
 from tailrl.curves.names import KNOWN
+from tailrl.diagnosis.left_out import RowError
 from tailrl.diagnosis.log import Log
 from tailrl.diagnosis.parts import part_of
 from tailrl.diagnosis.readers import step_in_name
 from tailrl.diagnosis.tables import read_table
-from tailrl.runtime.errors import StudyError, one_line, reason, say
+from tailrl.runtime.errors import DataError, StorageError, one_line, reason, say
 from tailrl.runtime.limits import regular
 from tailrl.watch.table import digest
 
@@ -96,7 +97,7 @@ class Folder:
     def __init__(self, path: Path) -> None:
         """Raises StudyError where there is nothing at this path."""
         if not path.exists():
-            raise StudyError(f"{path}: is missing")
+            raise StorageError(f"{path}: is missing")
         self.path = path
         self.followed: dict[tuple[int, int], Followed] = {}
         self.unnumbered = 0
@@ -114,7 +115,7 @@ class Folder:
                     yield from self._lines(file, known, status.st_size)
                 else:
                     yield from self._whole(file, known, status, whole)
-            except StudyError as error:
+            except (DataError, StorageError) as error:
                 self._tell(file, known, str(error))
             except ModuleNotFoundError as error:
                 self._tell(file, known, f"{file}: is left out: {error.name} is not installed")
@@ -148,7 +149,7 @@ class Folder:
                 opened.seek(known.place)
                 content = opened.read(BYTES_A_LOOK)
         except OSError as error:
-            raise StudyError(f"{file}: cannot be read: {reason(error)}") from None
+            raise StorageError(f"{file}: cannot be read: {reason(error)}") from None
         content = content[: content.rfind(b"\n") + 1]  # the last line is still being written
         known.place += len(content)
         for line in content.split(b"\n")[:-1]:
@@ -174,8 +175,9 @@ class Folder:
     def _row(self, file: Path, known: Followed, row: Mapping[str, Any], where: str) -> Iterator[Item]:
         try:
             parts = [log for _, log in read_table([row])]
-        except StudyError as error:
-            self._tell(file, known, f"{where}: is left out: {one_line(str(error).removeprefix('row 0: '))}")
+        except DataError as error:
+            why = error.reason if isinstance(error, RowError) else str(error)
+            self._tell(file, known, f"{where}: is left out: {one_line(why)}")
             return
         for log in parts:
             step = float(log.step_S[0])
@@ -211,7 +213,7 @@ class Folder:
             else:
                 yield from self._parts(file, known)
             known.stamp = stamp
-        except StudyError:
+        except (DataError, StorageError):
             # It may be half-written: the next look says whether it is.
             if whole or known.stamp == stamp:
                 raise
@@ -261,7 +263,7 @@ def _kind(row: Mapping[str, Any]) -> str:
     if any(isinstance(value, list) for value in row.values()):
         try:
             next(iter(read_table([row])))
-        except (StudyError, StopIteration):
+        except (DataError, StopIteration):
             return "tokens" if any("logp" in name.lower() for name in row) else "other"
         return "tokens"
     flat = dict(flat_row(row))

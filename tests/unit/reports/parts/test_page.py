@@ -7,6 +7,7 @@ import pytest
 from parts_fixture import IN_PARTS, POOLS
 
 from tailrl.artifacts.tables import read_csv, write_csv
+from tailrl.config.pooled import Pool
 from tailrl.reports.parts.page import write_pooled
 from tailrl.runtime.errors import StudyError
 
@@ -154,3 +155,42 @@ def test_no_part_another_study_and_a_table_that_is_none(tmp_path: Path) -> None:
     write_csv(other / "first_k3.csv", [{"arm": "int8", "seed": 0, "k3": "much"}])
     with pytest.raises(StudyError, match=r"first_k3\.csv: a line's seed or k3 is not a number"):
         write_pooled(IN_PARTS["causes"], [other], tmp_path)
+
+
+def test_a_family_of_greedy_scores_and_one_against_the_untrained_policy(tmp_path: Path) -> None:
+    """Greedy scores have signs of their own; differences are paired within a part."""
+    contrast = {"arms": ["floor_*"], "without": ["floor_naive"], "minus": "floor_naive"}
+    pool = Pool.model_validate(
+        {
+            "title": "Skill",
+            "measures": {"greedy score": {"table": "policies.csv", "column": "greedy"}},
+            "families": {
+                "greedy": {"measure": "greedy score", "of": [contrast]},
+                "sampled": {"of": [contrast]},
+                "gain": {"measure": "greedy score", "of": [{"arms": ["exact"], "minus": "base"}]},
+            },
+        }
+    )
+    folders = []
+    for number, untrained in ((1, 0.4), (2, 0.5)):
+        folder = remedies(tmp_path / str(number), untrained, LIFTS)
+        rows = [row | {"greedy": 1.0 - float(row["avg_mean"])} for row in read_csv(folder / "policies.csv")]
+        write_csv(folder / "policies.csv", rows)
+        folders.append(folder)
+    study = IN_PARTS["remedies_k3"].model_copy(update={"pooled": pool})
+    write_pooled(study, folders, tmp_path)
+    rows = {
+        (row["family"], row["arm"]): float(row["difference_mean"]) for row in read_csv(tmp_path / "comparisons.csv")
+    }
+    assert rows["sampled", "floor_dvp"] == pytest.approx(0.25)
+    assert rows["greedy", "floor_dvp"] == pytest.approx(-0.25)
+    assert rows["gain", "exact"] == pytest.approx(-0.305)
+    page = text_of(tmp_path)
+    assert "Differences are in greedy score." in page and page.count("Differences are in") == 3
+    assert "| exact | 75.5 % [12.0, 100.0] | 24.5 % [0.0, 88.0] |" in page
+
+
+def test_a_family_in_a_measure_that_is_not_there() -> None:
+    with pytest.raises(ValueError, match="there is no measure or family greedy"):
+        family = {"measure": "greedy", "of": [{"arms": ["a"], "minus": "b"}]}
+        Pool.model_validate({"title": "Skill", "families": {"of greedy": family}})

@@ -10,7 +10,7 @@ from tailrl.artifacts.evaluation import ArmScores, Score
 from tailrl.artifacts.results import Results
 from tailrl.artifacts.tables import flat_rows
 from tailrl.reports import arm_pairs
-from tailrl.reports.scores.numbers import by_problem, compare_arms, gains_over_base, greedy_scores
+from tailrl.reports.scores.numbers import by_problem, compare_arms, gains_over_base, greedy_differences, greedy_scores
 from tailrl.stats.crossed import crossed_difference, crossed_gain, crossed_interval
 from tailrl.stats.power import least_effect, seeds_needed
 from tailrl.stats.tests import arm_difference, holm, paired_difference
@@ -62,8 +62,15 @@ def test_greedy_scores_are_of_problems_that_were_right_before_and_others() -> No
     of_x, base_P = np.array(greedy["x"], float), np.array(greedy["base"][0], float)
     assert (x.greedy, x.gain) == (crossed_interval(of_x), crossed_gain(of_x, base_P))
     assert [x.gain_p_holm, y.gain_p_holm] == holm([x.gain.p, y.gain.p]).tolist()
+    pairs = [("x", "y", "naive"), ("y", "x", "no mismatch")]
+    assert [(one.first, one.second, one.why) for one in greedy_differences(read, pairs)] == pairs
+    first, second = greedy_differences(read, pairs)
+    assert first.difference == crossed_difference(of_x, np.array(greedy["y"], float))
+    assert first.difference.mean == pytest.approx(0.75 - 0.125) == pytest.approx(-second.difference.mean)
+    assert [first.p_holm, second.p_holm] == holm([first.difference.p, second.difference.p]).tolist()
     lacking = ArmScores("y", base.problems, (Score(0, np.zeros((4, 2))),), "0")
-    assert greedy_scores(Results(("x", "y"), {}, {**evaluations, "y": lacking}, base)) == []
+    without = Results(("x", "y"), {}, {**evaluations, "y": lacking}, base)
+    assert greedy_scores(without) == greedy_differences(without, pairs) == []
 
 
 def study(**more: dict[str, object]) -> Results:

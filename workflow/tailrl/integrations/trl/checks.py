@@ -11,7 +11,7 @@ from tailrl.config.arm import Correction
 from tailrl.integrations.trl.head import language_model
 from tailrl.model.forward import head_weight
 from tailrl.runtime import distributed
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import ConfigurationError
 
 LOSSES = frozenset({"grpo", "bnpo", "dr_grpo", "dapo", "cispo", "luspo", "sapo"})
 """Losses of GRPOTrainer that are linear in the advantage: a weight can go onto the advantage."""
@@ -29,19 +29,29 @@ def check_adapter(trainer: type, known: tuple[type, ...], rho: float, correction
     `tokens`: whether the trainer's loss sums over tokens, so that each token can have a weight.
     """
     if not issubclass(trainer, known):
-        raise StudyError(f"{trainer.__name__}: with_dvp knows {' and '.join(t.__name__ for t in known)} only")
+        raise ConfigurationError(f"{trainer.__name__}: with_dvp knows {' and '.join(t.__name__ for t in known)} only")
     if not 0 < rho <= 1:
-        raise StudyError(f"rho: {rho}: min-p keeps tokens of at least ρ times the largest probability, 0 < ρ ≤ 1")
+        raise ConfigurationError(
+            f"rho: {rho}: min-p keeps tokens of at least ρ times the largest probability, 0 < ρ ≤ 1"
+        )
     if correction.token != "none" and not tokens:
-        raise StudyError(f"correction.token: {correction.token}: {trainer.__name__}'s ratio is a whole response's")
+        raise ConfigurationError(
+            f"correction.token: {correction.token}: {trainer.__name__}'s ratio is a whole response's"
+        )
     if correction.judges_moves:
-        raise StudyError("correction.rejects: r_ppo: it is 1 in the first update on a batch, often TRL's only one")
+        raise ConfigurationError(
+            "correction.rejects: r_ppo: it is 1 in the first update on a batch, often TRL's only one"
+        )
     if any(rule.by == "token" for rule in correction.reject) and not tokens:
-        raise StudyError(f"correction.reject: by: token: {trainer.__name__}'s ratio is a whole response's")
+        raise ConfigurationError(f"correction.reject: by: token: {trainer.__name__}'s ratio is a whole response's")
     if correction.centering != "none":
-        raise StudyError("correction.centering: it needs the sampler's whole distribution, which TRL does not keep")
+        raise ConfigurationError(
+            "correction.centering: it needs the sampler's whole distribution, which TRL does not keep"
+        )
     if correction.normalise:
-        raise StudyError("correction.normalise: TRL computes the loss in parts, and the mean is over the whole batch")
+        raise ConfigurationError(
+            "correction.normalise: TRL computes the loss in parts, and the mean is over the whole batch"
+        )
 
 
 def _problems_of_sampling(args: Any, rho: float) -> Iterable[str]:
@@ -88,24 +98,26 @@ def check_settings(args: Any, rho: float, given: dict[str, Any]) -> None:
         given: the trainer's other named arguments.
     """
     if args is None:
-        raise StudyError(f"args: pass a configuration with min_p={rho!r}")
+        raise ConfigurationError(f"args: pass a configuration with min_p={rho!r}")
     problems = [*_problems_of_sampling(args, rho), *_problems_of_objective(args)]
     for name in ("rollout_func", "tools", "environment_factory"):
         if given.get(name):
             problems.append(f"{name}: how its tokens are sampled is not known here, nor their log-probs")
     if problems:
-        raise StudyError(problems[0])
+        raise ConfigurationError(problems[0])
 
 
 def _check_adapters(model: Any) -> None:
     """Raises StudyError for PEFT's adapters that do more than to change the backbone's layers."""
     for settings in model.peft_config.values():
         if settings.is_prompt_learning:
-            raise StudyError(f"{settings.peft_type.value}: tokens that PEFT adds to a prompt are not scored; use LoRA")
+            raise ConfigurationError(
+                f"{settings.peft_type.value}: tokens that PEFT adds to a prompt are not scored; use LoRA"
+            )
     head = model.get_base_model().get_output_embeddings()
     # The objective multiplies by the head's weight itself, so that a layer around it would be left out.
     if not isinstance(head, nn.Linear) or hasattr(head, "base_layer"):
-        raise StudyError(
+        raise ConfigurationError(
             f"{type(head).__name__}: PEFT changes the head, whose weight the objective reads; leave lm_head out of "
             "target_modules and modules_to_save"
         )
@@ -126,15 +138,15 @@ def check_trainer(trainer: Any, model: Any) -> None:
     config = model.config
     scales = [name for name in SCALES if getattr(config, name, None) not in (None, 1.0)]
     if config.get_text_config() is not config:
-        raise StudyError(f"{type(model).__name__}: multimodal models are not supported")
+        raise ConfigurationError(f"{type(model).__name__}: multimodal models are not supported")
     if hasattr(model, "peft_config"):
         _check_adapters(model)
     if scales:
-        raise StudyError(
+        raise ConfigurationError(
             f"{scales[0]}: {getattr(config, scales[0])}: the objective knows no logits that are scaled after the head"
         )
     if trainer.aux_loss_enabled:
-        raise StudyError("router_aux_loss_coef: the objective has no loss of a router; set it to 0.0")
+        raise ConfigurationError("router_aux_loss_coef: the objective has no loss of a router; set it to 0.0")
     head_weight(language_model(model))
     if trainer.is_fsdp_enabled:
         keep_float32(trainer.accelerator.state.fsdp_plugin)
@@ -144,7 +156,7 @@ def check_trainer(trainer: Any, model: Any) -> None:
         info = trainer.vllm_generation.vllm_client.get_server_info() if main else {"model_config": {}}
         mode = distributed.gathered(info["model_config"].get("logprobs_mode"))[0]
         if mode != "processed_logprobs":
-            raise StudyError(
+            raise ConfigurationError(
                 f"vllm_mode: the server's log-probs are {mode}, not those of the distribution that it samples from; "
                 "start it with --logprobs-mode processed_logprobs"
             )

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from tailrl.diagnosis.formats import SCHEMA
 from tailrl.integrations.trl.trainer import OLD, SAMPLER, DVPMixin
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import DataError
 
 LOGPROBS = {
     SAMPLER: "the sampler's log-probs; use_vllm=True makes TRL keep them",
@@ -70,7 +70,7 @@ def batch_rows(trainer: Any, batch: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """
     for key, words in LOGPROBS.items():
         if key not in batch:
-            raise StudyError(f"with_log: TRL's batch has no {key}, {words}")
+            raise DataError(f"with_log: TRL's batch has no {key}, {words}")
     texts = trainer.processing_class.batch_decode(batch["completion_ids"], skip_special_tokens=True)
     version = getattr(trainer, "_last_loaded_step", None)
     for i, text in enumerate(texts):

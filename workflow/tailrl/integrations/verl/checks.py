@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tailrl.integrations.verl.settings import Plugin
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import ConfigurationError
 
 ENGINES = ("fsdp", "fsdp2")
 OTHER_ENGINES = {
@@ -30,7 +30,7 @@ def check_run(config: Any, settings: Plugin) -> None:
     if settings.dvp:
         problems += [*_problems_of_sampling(config), *_problems_of_scores(config), *_problems_of_objective(config)]
     if problems:
-        raise StudyError(f"tailrl: {'; '.join(problems)}")
+        raise ConfigurationError(f"tailrl: {'; '.join(problems)}")
 
 
 def _problems_of_both_sides(config: Any) -> Iterator[str]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from tailrl.diagnosis.log import Log as Packed
 from tailrl.diagnosis.log import LoggedRow, pack
 from tailrl.integrations.verl.settings import Log
-from tailrl.runtime.errors import StudyError, writing
+from tailrl.runtime.errors import DataError, writing
 
 TOKENS = {"sampler_logprobs": "rollout_log_probs", "trainer_logprobs": "old_log_probs"}
 """Columns with one number a token of the response, by verl's names of them."""
@@ -45,7 +45,7 @@ class Batch:
 def require(columns: Container[str], names: Iterable[str] = ("response_mask", *TOKENS.values())) -> None:
     """Raises StudyError where a batch of verl lacks a column."""
     if missing := [name for name in names if name not in columns]:
-        raise StudyError(f"tailrl: verl's batch has no {', '.join(missing)}")
+        raise DataError(f"tailrl: verl's batch has no {', '.join(missing)}")
 
 
 def chosen(step: int, indices: Sequence[int], count: int) -> list[int]:

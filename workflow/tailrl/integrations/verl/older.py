@@ -7,7 +7,7 @@ from tailrl.integrations.verl import log
 from tailrl.integrations.verl.checks import check_run
 from tailrl.integrations.verl.settings import Log
 from tailrl.integrations.verl.trainer import settings_of
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import ConfigurationError
 
 
 def check(trainer: Any) -> Log | None:
@@ -16,14 +16,14 @@ def check(trainer: Any) -> Log | None:
         return None
     settings = settings_of(trainer.config)
     if settings.dvp or settings.watch or settings.log is None:
-        raise StudyError("tailrl: DVP and alarms need verl's present trainers: set trainer.use_v1=true")
+        raise ConfigurationError("tailrl: DVP and alarms need verl's present trainers: set trainer.use_v1=true")
     check_run(trainer.config, settings)
     if not trainer.config.trainer.get("rollout_data_dir"):
-        raise StudyError(
+        raise ConfigurationError(
             "tailrl: set trainer.rollout_data_dir: the older trainer shows a batch only where it logs texts"
         )
     if (trainer.config.algorithm.get("rollout_correction") or {}).get("rollout_rs"):
-        raise StudyError(
+        raise ConfigurationError(
             "tailrl: rollout_rs takes what it rejects out of the mask before the older trainer shows a batch"
         )
     print(f"tailrl: {type(trainer).__name__} logs tokens in {settings.log.folder}", flush=True)

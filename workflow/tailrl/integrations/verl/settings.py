@@ -7,7 +7,7 @@ from pydantic import Field, ValidationError
 
 from tailrl.config.base import MOST_RESPONSES, MOST_STEPS, Settings
 from tailrl.config.messages import sentences
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import ConfigurationError
 
 LEAST_LOG_RHO = -30.0  # nats; with it a log-prob within the set stays above the fill of a token outside
 
@@ -50,9 +50,9 @@ def read_settings(given: Mapping[str, Any] | None) -> Plugin:
     try:
         settings = Plugin.model_validate(given or {})
     except ValidationError as error:
-        raise StudyError(f"tailrl: {sentences(error, Plugin)}") from None
+        raise ConfigurationError(f"tailrl: {sentences(error, Plugin)}") from None
     if settings == Plugin():
-        raise StudyError(
+        raise ConfigurationError(
             "tailrl: trainer.v1.trainer_mode names this plugin, and nothing is asked of it: add "
             "+tailrl.dvp.log_rho=-13, +tailrl.log.folder=FOLDER or +tailrl.watch=true"
         )

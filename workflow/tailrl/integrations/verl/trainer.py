@@ -13,7 +13,7 @@ from tailrl.integrations.verl.scores import FILL
 from tailrl.integrations.verl.settings import Log, Plugin, read_settings
 from tailrl.integrations.verl.workers import KEPT, SIZE, TOP, constrain_engine, constrain_sampler, in_each, versions
 from tailrl.objective.diagnostics import log_ratio_metrics
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import ConfigurationError, ModelError
 from tailrl.tracking import metrics as keys
 
 MODES = {"tailrl": "sync", "tailrl_colocate_async": "colocate_async", "tailrl_separate_async": "separate_async"}
@@ -56,7 +56,7 @@ class TrainerMixin:
         if self.asked.dvp:
             workers = getattr(agent_loop_manager, "agent_loop_workers", None)
             if not workers:
-                raise StudyError(
+                raise ConfigurationError(
                     f"tailrl: {type(agent_loop_manager).__name__} has no agent_loop_workers, where min_p is asked for"
                 )
             in_each(workers, constrain_sampler, self.asked.dvp.log_rho)
@@ -70,7 +70,7 @@ class TrainerMixin:
         real = [i for i, tag in enumerate(batch.tags) if not tag.get("is_padding")]
         if self.asked.dvp:
             if KEPT not in before:
-                raise StudyError("tailrl: an engine returned no kept mass: it did not score under DVP")
+                raise ModelError("tailrl: an engine returned no kept mass: it did not score under DVP")
             _leave_out(batch, before)
             metrics |= measures(before, real)
         trainer: Any = self
@@ -232,7 +232,7 @@ def register() -> None:
 
     def __init__(self: Any, config: Any) -> None:  # noqa: N807 it replaces verl's
         if config.get("tailrl") is not None and not isinstance(self, TrainerMixin):
-            raise StudyError(
+            raise ConfigurationError(
                 f"tailrl: {type(self).__name__} does not read the key tailrl: set trainer.v1.trainer_mode to "
                 f"{', '.join(MODES)}"
             )

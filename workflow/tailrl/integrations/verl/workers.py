@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from tailrl.integrations.verl.scores import score_logits
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import ConfigurationError
 
 KEPT, SIZE, TOP = "tailrl_log_kept", "tailrl_set_size", "tailrl_log_top"
 """Outputs that the engine gives beside log-probs, one number a token: log Z, |V_S|, the largest log-prob (nats)."""
@@ -34,12 +34,12 @@ def in_each(workers: Sequence[Any], change: Callable[..., str], *settings: Any) 
     import ray
 
     if not workers:
-        raise StudyError(f"tailrl: there is no worker to call {change.__name__} in")
+        raise ConfigurationError(f"tailrl: there is no worker to call {change.__name__} in")
     try:
         lines: list[str] = ray.get([worker.__ray_call__.remote(change, *settings) for worker in workers])
     except Exception as error:  # Ray's own, with the worker's within
         cause = getattr(error, "cause", None) or error
-        raise StudyError(
+        raise ConfigurationError(
             f"tailrl: a worker could not be set up for DVP, and would train without it: {type(cause).__name__}: {cause}"
         ) from None
     return lines
@@ -72,9 +72,9 @@ def constrain_engine(worker: Any, log_rho: float) -> str:
         if not isinstance(engine, transformer_impl.FSDPEngineWithLMHead) or (
             type(engine).prepare_model_outputs is not plain
         ):
-            raise StudyError(f"{type(engine).__name__} computes log-probs in a way of its own")
+            raise ConfigurationError(f"{type(engine).__name__} computes log-probs in a way of its own")
     if not engines:
-        raise StudyError(f"{type(worker).__name__} has no language model's engine")
+        raise ConfigurationError(f"{type(worker).__name__} has no language model's engine")
     constrain_module(transformer_impl, log_rho)
     kinds = ", ".join(sorted({type(engine).__name__ for engine in engines}))
     return _announce(f"DVP with ln ρ = {log_rho:g} in {kinds}: old, current and reference log-probs; {versions()}")
@@ -108,7 +108,9 @@ def constrain_module(module: Any, log_rho: float) -> None:
         scored.clear()
         model_output = plain(self, output, output_args, micro_batch, *rest, **named)
         if len(scored) != 1:
-            raise StudyError("tailrl: verl's engine did not score by logprobs_from_logits, and DVP would do nothing")
+            raise ConfigurationError(
+                "tailrl: verl's engine did not score by logprobs_from_logits, and DVP would do nothing"
+            )
         scores = scored.pop()
         offsets = micro_batch["input_ids"].offsets()
         for name, values_T in ((KEPT, scores.log_kept_T), (SIZE, scores.set_size_T), (TOP, scores.log_top_T)):
@@ -135,7 +137,7 @@ def constrain_sampler(worker: Any, log_rho: float) -> str:
     """
     plain = getattr(worker, "_run_agent_loop", None)
     if plain is None:
-        raise StudyError(f"{type(worker).__name__} has no _run_agent_loop, where min_p is asked for")
+        raise ConfigurationError(f"{type(worker).__name__} has no _run_agent_loop, where min_p is asked for")
     plain = getattr(plain, PLAIN, plain)
 
     async def run_agent_loop(sampling_params: dict[str, Any], trajectory: dict[str, Any], **named: Any) -> Any:

@@ -16,7 +16,7 @@ from tailrl.model.policy import named_weights
 from tailrl.objective.safe_set import safe_set
 from tailrl.probes.distributions.measure import make_requests, read_inputs, trainer_logits
 from tailrl.rollout import Decoding, make_sampler
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import ConfigurationError
 
 MOST_LOGITS = 2**28
 """Most logits in memory: 2 GiB in float64."""
@@ -40,7 +40,7 @@ def write_equal_mass(settings: Distributions, policy_folder: Path, problems_file
     vocabulary = model.config.vocab_size
     positions = settings.responses * -(-settings.max_new_tokens // settings.every)
     if positions * vocabulary > MOST_LOGITS:
-        raise StudyError(
+        raise ConfigurationError(
             f"distributions: up to {positions} positions of {vocabulary} logits each are too many to compare rules on; "
             "raise every or lower responses"
         )
@@ -50,7 +50,7 @@ def write_equal_mass(settings: Distributions, policy_folder: Path, problems_file
     rollouts = sampler.generate(requests, Decoding(settings.temperature, settings.max_new_tokens))
     logits_PV = trainer_logits(model, requests, rollouts, settings, settings.token_budget).double()
     if not len(logits_PV):
-        raise StudyError(
+        raise ConfigurationError(
             f"distributions: none of {settings.responses} responses has a position to compare; lower every"
         )
     per_response = sum(len(rollout.tokens) for rollout in rollouts) / len(rollouts)

@@ -12,7 +12,7 @@ from tailrl.kernels.packing import micro_batches
 from tailrl.model.forward import hidden_states
 from tailrl.model.routing import Routing
 from tailrl.rollout.types import Rollout
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import ModelError
 from tailrl.training.placement import tensor_floats
 from tailrl.training.routes import check_routes, flips, margins, packed, prompt_mark
 
@@ -32,7 +32,7 @@ def compare_routes(model: PreTrainedModel, rollouts: Sequence[Rollout], settings
     for group in micro_batches(prompts, lengths, settings.token_budget, list(map(prompt_mark, rollouts))):
         batch, given_LPK = packed([rollouts[i] for i in group], device)
         if given_LPK is None:
-            raise StudyError(f"distributions.engines.{settings.name}: responses came without their experts")
+            raise ModelError(f"distributions.engines.{settings.name}: responses came without their experts")
         check_routes(model, given_LPK)
         routing = Routing()
         with tensor_floats(settings.engine.sampler):

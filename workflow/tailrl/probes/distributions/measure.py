@@ -35,7 +35,7 @@ from tailrl.rollout.prompts import show_prompts
 from tailrl.rollout.sampling import stop_tokens
 from tailrl.rollout.types import Request, Rollout
 from tailrl.runtime import distributed
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import ConfigurationError, ModelError
 from tailrl.runtime.provenance import provenance
 from tailrl.runtime.seeding import derive_seed
 from tailrl.runtime.timeouts import guarded
@@ -87,7 +87,7 @@ def write_distributions(settings: Distributions, policy_folder: Path, problems_f
             rows = [start + position for q, r, start in given for position in kept_positions(q, r, settings.every)]
             experts.append(compare_routes(model, rollouts, settings).at(rows))
     if not where:
-        raise StudyError(
+        raise ConfigurationError(
             f"distributions: none of {settings.responses} responses has a position to compare; lower every"
         )
     out.mkdir(parents=True, exist_ok=True)
@@ -158,7 +158,7 @@ def _check_temperature(settings: Distributions) -> None:
     try:
         settings.engine.sampler.check_temperature("training.temperature", settings.temperature)
     except ValueError as error:
-        raise StudyError(f"distributions.engines.{settings.name}: {error}") from None
+        raise type(error)(f"distributions.engines.{settings.name}: {error}") from None
 
 
 def make_requests(settings: Distributions, prompts: Sequence[tuple[int, ...]]) -> list[Request]:
@@ -186,7 +186,9 @@ def read_inputs(
     vocabulary = model.config.vocab_size
     log_rhos = [log_rho(rho, vocabulary) for rho in settings.rho]
     if max(log_rhos) > 0:
-        raise StudyError(f"distributions.rho: one of {', '.join(settings.rho)} is above 1 for {vocabulary} tokens")
+        raise ConfigurationError(
+            f"distributions.rho: one of {', '.join(settings.rho)} is above 1 for {vocabulary} tokens"
+        )
     return model, prompts, length, log_rhos
 
 
@@ -222,12 +224,12 @@ def both_logits(
     else:
         kept = [logits_V for rollout in rollouts for logits_V in rollout.logits_sampler_KV]
         if len(kept) != len(trainer_PV):
-            raise StudyError(
+            raise ConfigurationError(
                 f"the engine {settings.engine.sampler.engine} does not keep the logits that it samples from"
             )
         sampler_PV = torch.from_numpy(np.stack(kept)) if kept else trainer_PV
     if not (trainer_PV.isfinite().all() and sampler_PV.isfinite().all()):
-        raise StudyError("the policy's logits are not finite")
+        raise ModelError("the policy's logits are not finite")
     return trainer_PV, sampler_PV
 
 

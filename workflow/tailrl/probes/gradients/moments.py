@@ -24,7 +24,7 @@ from torch import Tensor
 
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.objective.advantages import ESTIMATORS, STEP_WIDE
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import ConfigurationError
 from tailrl.runtime.import_path import is_import_path
 
 
@@ -69,7 +69,7 @@ def magnitude_table(estimator: str, members: int) -> FloatArray:
         ValueError: an advantage whose sign does not follow from its reward, as this module assumes.
     """
     if is_import_path(estimator):
-        raise StudyError(f"estimator: {estimator}: the gradients' page knows {', '.join(ESTIMATORS)} alone")
+        raise ConfigurationError(f"estimator: {estimator}: the gradients' page knows {', '.join(ESTIMATORS)} alone")
     table_RM = np.empty((2, members))
     for reward in (0, 1):
         for right in range(members):

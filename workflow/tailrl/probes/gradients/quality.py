@@ -28,7 +28,7 @@ from tailrl.probes.gradients.enumeration import (
     return_gradient,
 )
 from tailrl.probes.gradients.moments import Terms, draw_steps, mean_and_variance
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import ConfigurationError
 from tailrl.runtime.provenance import provenance
 from tailrl.runtime.seeding import derive_seed
 
@@ -107,14 +107,16 @@ def measure(settings: Gradients) -> Iterator[Quality]:
     quality = settings.quality
     for name, arm in settings.arms.items():
         if arm.reference_kl is not None:
-            raise StudyError(f"arms.{name}.reference_kl: the tiny models of gradient_quality have no base policy")
+            raise ConfigurationError(
+                f"arms.{name}.reference_kl: the tiny models of gradient_quality have no base policy"
+            )
         if arm.correction.log_ratio_penalty is not None:
-            raise StudyError(
+            raise ConfigurationError(
                 f"arms.{name}.correction.log_ratio_penalty: gradient_quality compares terms that an advantage "
                 "multiplies, and this one has none"
             )
         if arm.vocabulary.rhos and arm.vocabulary.threshold(quality.vocabulary_size) > 0:
-            raise StudyError(
+            raise ConfigurationError(
                 f"arms.{name}.vocabulary: a rho of {arm.vocabulary.rhos[0]} is above 1 for the "
                 f"{quality.vocabulary_size} tokens of gradient_quality"
             )
@@ -127,7 +129,9 @@ def measure(settings: Gradients) -> Iterator[Quality]:
         seed = derive_seed("gradient model", quality.seed, index)
         model = random_model(quality.vocabulary_size, quality.length, quality.prompts, seed)
         if not return_gradient(model).any():
-            raise StudyError(f"gradient_quality: all responses of model {index} have the same reward; raise length")
+            raise ConfigurationError(
+                f"gradient_quality: all responses of model {index} have the same reward; raise length"
+            )
         for kind, dose in doses:
             logits_sampler_SV = model.logits_SV
             if kind != NO_MISMATCH:

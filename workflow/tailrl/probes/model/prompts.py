@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tailrl.artifacts.files import parse_object, read_text
 from tailrl.model.policy import encode_prompt
-from tailrl.runtime.errors import StudyError, one_line
+from tailrl.runtime.errors import ConfigurationError, DataError, one_line
 from tailrl.runtime.jsonl import numbered_lines
 from tailrl.runtime.limits import MEMORY, limited_memory
 
@@ -34,18 +34,18 @@ def _read_prompts(file: Path) -> dict[str, str]:
     lines = {f"{file}, line {number}": line.decode("utf-8").rstrip("\r\n") for number, line in numbered}
     lines = {where: line for where, line in lines.items() if line.strip()}
     if not lines:
-        raise StudyError(f"{file}: holds no prompt")
+        raise DataError(f"{file}: holds no prompt")
     return {where: _prompt(line, where) for where, line in lines.items()} if file.suffix == ".jsonl" else lines
 
 
 def _prompt(line: str, where: str) -> str:
     prompt = parse_object(line, where).get("prompt")
     if not isinstance(prompt, str) or not prompt:
-        raise StudyError(f"{where}: its prompt must be a text (given: {one_line(repr(prompt))})")
+        raise DataError(f"{where}: its prompt must be a text (given: {one_line(repr(prompt))})")
     try:
         prompt.encode()  # a lone surrogate is JSON, but no tokenizer reads it
     except UnicodeEncodeError:
-        raise StudyError(f"{where}: its prompt is not valid Unicode") from None
+        raise DataError(f"{where}: its prompt is not valid Unicode") from None
     return prompt
 
 
@@ -66,9 +66,11 @@ def encode_prompts(
     found = [tuple(encode_prompt(tokenizer, text)) for text in texts.values()]
     for where, ids in zip(texts, found, strict=True):
         if not ids:
-            raise StudyError(f"{where}: the tokenizer makes no token of this prompt")
+            raise DataError(f"{where}: the tokenizer makes no token of this prompt")
         response = max_new_tokens or 1
         if len(ids) + response > positions:
             of_response = f"{response} of response{' (--max-new-tokens)' if max_new_tokens else ''}"
-            raise StudyError(f"{where}: {len(ids)} tokens of prompt and {of_response} exceed the model's {positions}")
+            raise ConfigurationError(
+                f"{where}: {len(ids)} tokens of prompt and {of_response} exceed the model's {positions}"
+            )
     return found, max_new_tokens or min(USUAL_NEW_TOKENS, positions - max(map(len, found)))

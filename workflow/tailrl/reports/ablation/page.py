@@ -35,7 +35,7 @@ from tailrl.reports.figures import caption
 from tailrl.reports.page import render, write_page
 from tailrl.reports.scores.numbers import compare_arms, problem_rows
 from tailrl.reports.scores.page import comparison_table
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import ConfigurationError
 from tailrl.stats.intervals import Interval, problem_interval
 
 
@@ -50,7 +50,7 @@ def write_ablation(study: Study, name: str, results: Path, out: Path) -> None:
         StudyError: a result is missing, unreadable or empty, or the study has no such ablation.
     """
     if name not in study.ablations:
-        raise StudyError(f"study {study.name!r} has no ablation {name!r}")
+        raise ConfigurationError(f"study {study.name!r} has no ablation {name!r}")
     ablation, arms, folder = study.ablations[name], study.ablation_arms(name), out / "ablations"
     read = read_results(study, results, arms)
     values = ["null" if value is None else str(value) for value in ablation.values]

@@ -20,7 +20,7 @@ from tailrl.config.load import read_yaml
 from tailrl.config.messages import sentences
 from tailrl.config.results import FOLDERS, whole_and_part
 from tailrl.reports.figures import BEHIND, place_of
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import ConfigurationError
 
 PARTS = {"gradients": "gradient_quality", "distributions": "distributions"}
 """Parts of a study's folder with a report of their own. In the default study each part counts as a study, named by its
@@ -62,7 +62,7 @@ def read_made_for(roots: Iterable[Path]) -> MadeFor:
     try:
         return MadeFor.model_validate(read_yaml(file))
     except ValidationError as error:
-        raise StudyError(f"{file}: {sentences(error, MadeFor)}") from None
+        raise ConfigurationError(f"{file}: {sentences(error, MadeFor)}") from None
 
 
 def command_of(study: str) -> str:

@@ -11,13 +11,14 @@ from tailrl.artifacts.results import Results, TrainedRun
 from tailrl.artifacts.tables import Row
 from tailrl.config.study import Study
 from tailrl.page_parts.number_text import LOST, spread
+from tailrl.reports.arm_pairs import references
 from tailrl.reports.curves import mean_of
 from tailrl.reports.mismatch.numbers import mean_k3
 from tailrl.reports.overview.arms import describe_arms
 from tailrl.reports.overview.cards import cards, tally
 from tailrl.reports.overview.message import opening
 from tailrl.reports.page import render
-from tailrl.reports.scores.numbers import Comparison, Gain, greedy_scores, policy_scores
+from tailrl.reports.scores.numbers import Comparison, Gain, greedy_differences, greedy_scores, policy_scores
 from tailrl.reports.scores.page import comparison_table, difference_sentence
 from tailrl.reports.what_ran import what_ran
 from tailrl.stats.intervals import LEVEL, problem_interval
@@ -64,6 +65,7 @@ def summarize(
         untrained=problem_interval(base.correct_PK),
         gains=gains,
         greedy=greedy_scores(results),
+        greedy_differences=greedy_differences(results, references(results)),
         baselines=[policy for policy in policy_scores(results) if policy.arm in results.baselines],
         columns=TRAINING_COLUMNS,
         last=LAST,

@@ -22,7 +22,7 @@ POOLED_SCORE = SCORE
 
 @dataclass(frozen=True, slots=True)
 class PooledLine:
-    """avg@k of an arm minus a sum of others, shares of 1.
+    """The score of an arm minus that of a sum of others, shares of 1; which score is its family's `measure`.
 
     Attributes:
         part: the part whose seeds it is over; empty over parts. Between two parts both names.
@@ -83,9 +83,9 @@ class PooledSlope:
 
 def pooled_lines(pool: Pool, parts: PartNumbers) -> list[PooledLine]:
     """Every family's lines, in the order of its arms; one that no part has is there without numbers."""
-    scores = {part: measures[POOLED_SCORE] for part, measures in parts.items()}
     found: list[PooledLine] = []
     for name, family in pool.families.items():
+        scores = {part: measures[family.measure] for part, measures in parts.items()}
         lines = list(_lines(pool, name, family, scores))
         for group in dict.fromkeys(line.part if family.holm == "part" else "" for line in lines):
             own = [place for place, line in enumerate(lines) if family.holm != "part" or line.part == group]

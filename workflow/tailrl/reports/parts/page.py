@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from tailrl.artifacts.tables import flat_rows, write_csv
-from tailrl.config.pooled import Pool, PoolFigure
+from tailrl.config.pooled import SCORE_TABLE, Pool, PoolFigure
 from tailrl.config.results import whole_and_part
 from tailrl.config.study import Study
 from tailrl.page_parts.number_text import p_value, percent, points, with_interval
@@ -27,7 +27,7 @@ from tailrl.reports.parts.numbers import (
     pooled_slopes,
 )
 from tailrl.reports.parts.tables import read_parts
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import ConfigurationError
 from tailrl.stats.intervals import Interval
 from tailrl.stats.tests import Difference
 
@@ -48,7 +48,7 @@ def write_pooled(study: Study, folders: Sequence[Path], out: Path) -> None:
     """
     pool = study.pooled
     if pool is None:
-        raise StudyError(f"{study.name}: says nothing under pooled")
+        raise ConfigurationError(f"{study.name}: says nothing under pooled")
     names = [whole_and_part(name)[1] for name in study.pooled_parts]
     parts = read_parts(pool, names, folders)
     lines = pooled_lines(pool, parts)
@@ -66,6 +66,7 @@ def write_pooled(study: Study, folders: Sequence[Path], out: Path) -> None:
     page = render(
         "parts/page.md.j2",
         pool=pool,
+        score=POOLED_SCORE,
         parts=list(parts),
         missing=[part for part in names if part not in parts],
         families={family: [_cells(pool, line) for line in lines if line.family == family] for family in pool.families},
@@ -159,7 +160,7 @@ def _tables(
     pool: Pool, measures: Sequence[PooledMeasure], changes: Sequence[PooledChange]
 ) -> Iterator[tuple[str, list[str], list[list[str]]]]:
     """Tables of arms with their titles and columns: of all measures, or for each measure of all parts."""
-    cells = {(one.arm, one.part, one.measure): _cell(one) for one in measures}
+    cells = {(one.arm, one.part, one.measure): _cell(pool, one) for one in measures}
     for change in changes:
         cells[change.arm, change.part, change.measure] += f" (p {p_value(change.change_p_holm)})"
     names = list(dict.fromkeys(one.measure for one in measures))
@@ -173,10 +174,11 @@ def _tables(
         yield name, parts, [row for row in rows if any(row[1:])]
 
 
-def _cell(one: PooledMeasure) -> str:
+def _cell(pool: Pool, one: PooledMeasure) -> str:
     if math.isnan(one.value.mean):
         return ""
-    return percent(one.value) if one.measure == POOLED_SCORE else _text(one.value)
+    is_score = one.measure == POOLED_SCORE or pool.measures[one.measure].table == SCORE_TABLE
+    return percent(one.value) if is_score else _text(one.value)
 
 
 def _text(value: Interval) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from tailrl.artifacts.published import file_of_part, rows_of_part
 from tailrl.config.pooled import SCORE_COLUMN, SCORE_TABLE, Pool
 from tailrl.reports.parts.numbers import POOLED_SCORE, Numbers, PartNumbers
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import DataError
 
 
 def read_parts(pool: Pool, names: Sequence[str], folders: Sequence[Path]) -> PartNumbers:
@@ -22,13 +22,13 @@ def read_parts(pool: Pool, names: Sequence[str], folders: Sequence[Path]) -> Par
             parts.
     """
     if not folders:
-        raise StudyError("no part is finished: `snakemake -n part_NAME --configfile FILE` says what one takes")
+        raise DataError("no part is finished: `snakemake -n part_NAME --configfile FILE` says what one takes")
     columns = {POOLED_SCORE: (SCORE_TABLE, SCORE_COLUMN)}
     columns |= {name: (measure.table, measure.column) for name, measure in pool.measures.items()}
     found = {}
     for folder in folders:
         if (part := part_name(folder)) not in names:
-            raise StudyError(f"{folder}: {part} is no part of this study")
+            raise DataError(f"{folder}: {part} is no part of this study")
         found[part] = {name: _numbers(folder, table, column) for name, (table, column) in columns.items()}
     for name in columns:
         _check_seeds({folder: found[part_name(folder)][name] for folder in folders})
@@ -46,7 +46,7 @@ def _check_seeds(parts: Mapping[Path, Numbers]) -> None:
         for arm, values in part.items():
             count, other = seeds[arm]
             if len(values) != count:
-                raise StudyError(f"{folder}: {arm} has {len(values)} seeds, but {count} in {other}: was one a trial?")
+                raise DataError(f"{folder}: {arm} has {len(values)} seeds, but {count} in {other}: was one a trial?")
 
 
 def _numbers(folder: Path, table: str, column: str) -> Numbers:
@@ -55,8 +55,8 @@ def _numbers(folder: Path, table: str, column: str) -> Numbers:
     try:
         for row in rows_of_part(folder, table):
             if missing := [name for name in ("arm", "seed", column) if row.get(name) is None]:
-                raise StudyError(f"{path}: a line has no {missing[0]}")
+                raise DataError(f"{path}: a line has no {missing[0]}")
             numbers.setdefault(row["arm"], {})[int(row["seed"])] = float(row[column] or "nan")
     except ValueError:
-        raise StudyError(f"{path}: a line's seed or {column} is not a number") from None
+        raise DataError(f"{path}: a line's seed or {column} is not a number") from None
     return numbers

@@ -75,6 +75,9 @@ class PolicyScore:
     """One policy's held-out scores, shares of 1: avg@k, pass@k, and the gain in avg@k over the untrained policy.
 
     Intervals are over problems, with the gain paired.
+
+    Attributes:
+        greedy: of its most probable responses; NaN where the study asks for none.
     """
 
     arm: str
@@ -82,6 +85,7 @@ class PolicyScore:
     avg: Interval
     passed: float
     gain: Difference
+    greedy: float
 
 
 def policy_scores(results: Results) -> list[PolicyScore]:
@@ -90,7 +94,8 @@ def policy_scores(results: Results) -> list[PolicyScore]:
     for evaluation in results.all_evaluations():
         for score in evaluation.scores:
             avg, gain = problem_interval(score.correct_PK), paired_difference(score.by_problem, base_P)
-            found.append(PolicyScore(evaluation.arm, score.seed, avg, score.pass_at_k, gain))
+            greedy = math.nan if score.greedy_P is None else float(np.mean(score.greedy_P))
+            found.append(PolicyScore(evaluation.arm, score.seed, avg, score.pass_at_k, gain, greedy))
     return found
 
 
@@ -127,12 +132,9 @@ class GreedyScore:
 
 def greedy_scores(results: Results) -> list[GreedyScore]:
     """The untrained policy's greedy score and every arm's; none where some policy has no greedy responses."""
-    of_arms = {BASE_ARM: results.base.scores} | {arm: results.evaluations[arm].scores for arm in results.arms}
-    greedy_by_arm: dict[str, list[FloatArray]] = {}
-    for arm, scores in of_arms.items():
-        greedy_by_arm[arm] = [score.greedy_P for score in scores if score.greedy_P is not None]
-        if len(greedy_by_arm[arm]) < len(scores):
-            return []
+    greedy_by_arm = _greedy_by_arm(results)
+    if not greedy_by_arm:
+        return []
     (base_P,) = greedy_by_arm.pop(BASE_ARM)
     gains = {arm: crossed_gain(each, base_P) for arm, each in greedy_by_arm.items()}
     adjusted = holm([gain.p for gain in gains.values()]).tolist()
@@ -151,6 +153,45 @@ def greedy_scores(results: Results) -> list[GreedyScore]:
             )
         )
     return rows
+
+
+@dataclass(frozen=True, slots=True)
+class GreedyDifference:
+    """The greedy score of arm `first` minus that of arm `second`, shares of 1, over seeds and problems.
+
+    Attributes:
+        why: why the report has the pair, as in `Comparison`.
+        p_holm: the difference's p by Holm over the reported pairs.
+    """
+
+    first: str
+    second: str
+    why: str
+    difference: Difference
+    p_holm: float
+
+
+def greedy_differences(results: Results, references: Sequence[tuple[str, str, str]]) -> list[GreedyDifference]:
+    """The reported pairs, `arm_pairs.references`; none where some policy has no greedy responses."""
+    greedy_by_arm = _greedy_by_arm(results)
+    if not greedy_by_arm:
+        return []
+    found = [crossed_difference(greedy_by_arm[arm], greedy_by_arm[reference]) for arm, reference, _ in references]
+    adjusted = holm([difference.p for difference in found]).tolist()
+    return [
+        GreedyDifference(arm, reference, why, difference, p_holm)
+        for (arm, reference, why), difference, p_holm in zip(references, found, adjusted, strict=True)
+    ]
+
+
+def _greedy_by_arm(results: Results) -> dict[str, list[FloatArray]]:
+    """Each arm's greedy scores by problem, an array a seed; empty where some policy has no greedy responses."""
+    of_arms = {BASE_ARM: results.base.scores} | {arm: results.evaluations[arm].scores for arm in results.arms}
+    greedy_by_arm = {
+        arm: [score.greedy_P for score in scores if score.greedy_P is not None] for arm, scores in of_arms.items()
+    }
+    whole = all(len(greedy_by_arm[arm]) == len(scores) for arm, scores in of_arms.items())
+    return greedy_by_arm if whole else {}
 
 
 def _mean_where(values_P: FloatArray, chosen_P: NDArray[np.bool_]) -> float:

@@ -22,6 +22,7 @@ from tailrl.reports.scores.numbers import (
     PolicyScore,
     compare_arms,
     gains_over_base,
+    greedy_differences,
     greedy_scores,
     policy_scores,
     problem_rows,
@@ -47,6 +48,8 @@ def write_scores(results: Results, out: Path) -> Scores:
     write_csv(out / "tables" / "problems.csv.gz", problem_rows(results))
     if greedy := greedy_scores(results):
         write_csv(out / "tables" / "greedy.csv", flat_rows(greedy))
+        differences = greedy_differences(results, references(results))
+        write_csv(out / "tables" / "greedy_differences.csv", flat_rows(differences))
     write_csv(out / "tables" / "differences.csv", flat_rows(scores.comparisons))
     base_PK = results.base.scores[0].correct_PK
     figure = evaluation_figure(scores.gains, scores.policies, problem_interval(base_PK), base_PK.shape[1])

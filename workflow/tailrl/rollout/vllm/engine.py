@@ -40,7 +40,7 @@ from tailrl.rollout.vllm.sleep import Sleep
 from tailrl.rollout.vllm.twin import TwinCheckedSampler
 from tailrl.rollout.vllm.worker import WorkerExtension
 from tailrl.runtime import distributed
-from tailrl.runtime.errors import StudyError, one_line, reason, say
+from tailrl.runtime.errors import ConfigurationError, ModelError, one_line, reason, say
 
 
 class VllmSampler(LocalSampler):
@@ -58,7 +58,7 @@ class VllmSampler(LocalSampler):
         gpu, self.runner_v2 = torch.cuda.is_available(), os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "1"
         self.compiles = gpu or eager is False
         if distributed.count() % sharing:
-            raise StudyError(
+            raise ConfigurationError(
                 f"sampler.tensor_parallel: {distributed.count()} ranks cannot share engines in groups of {sharing}"
             )
         model = _without_weights(policy_folder)
@@ -104,7 +104,7 @@ class VllmSampler(LocalSampler):
                     disable_log_stats=True,
                 )
         except (OSError, ValueError, RuntimeError, AssertionError) as error:
-            raise StudyError(f"{policy_folder}: vLLM could not start with this policy: {reason(error)}") from error
+            raise ModelError(f"{policy_folder}: vLLM could not start with this policy: {reason(error)}") from error
         self.sleep = Sleep(self.llm, allowed=beside_trainer and gpu)
         if changed:
             self.llm.collective_rpc("give_classes", args=(changed,))
@@ -116,7 +116,7 @@ class VllmSampler(LocalSampler):
     def _check_start(self, gpu: bool) -> None:
         """Look at what vLLM started; raises StudyError where it is not what the settings ask for."""
         if not all(self.llm.collective_rpc("records_safe_sets")):
-            raise StudyError(
+            raise ModelError(
                 "vLLM took another model runner than VLLM_USE_V2_MODEL_RUNNER="
                 f"{int(self.runner_v2)} names, so that our logits processor is not in it"
             )
@@ -200,14 +200,14 @@ class VllmSampler(LocalSampler):
         try:
             rollouts = self.generate(requests, replace(shortened(decoding), keep_every=1))
         except (ValueError, TypeError, AssertionError, AttributeError) as error:  # as families end in its backends
-            raise StudyError(f"{self.folder}: vLLM cannot compute with this policy: {reason(error)}") from error
+            raise ModelError(f"{self.folder}: vLLM cannot compute with this policy: {reason(error)}") from error
         worst = max(
             record_error(request, rollout, torch.from_numpy(np.array(rollout.logits_sampler_KV)), decoding.rule)
             for request, rollout in zip(requests, rollouts, strict=True)
         )
         vocabulary = max((len(logits_V) for rollout in rollouts for logits_V in rollout.logits_sampler_KV), default=0)
         if not worst <= tolerance(vocabulary):
-            raise StudyError(
+            raise ModelError(
                 f"vLLM's log-probs are not those of the distribution it samples from: they differ by {worst:.2g} nats"
             )
         return worst
@@ -238,9 +238,9 @@ class VllmSampler(LocalSampler):
         try:
             self.llm.collective_rpc("set_weights", args=(checkpoint_weights(self.skeleton, cast()),))
         except (ValueError, AssertionError, KeyError, AttributeError) as error:  # as its loaders of families end
-            raise StudyError(f"{self.folder}: vLLM could not take the policy's weights: {reason(error)}") from error
+            raise ModelError(f"{self.folder}: vLLM could not take the policy's weights: {reason(error)}") from error
         if missing:
-            raise StudyError(f"vLLM was handed a policy that lacks {one_line(', '.join(sorted(missing)))}")
+            raise ModelError(f"vLLM was handed a policy that lacks {one_line(', '.join(sorted(missing)))}")
         experts.check(self.llm, self.dtype)
 
     def release(self) -> None:
@@ -263,7 +263,7 @@ def _without_weights(folder: Path) -> PreTrainedModel:
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder, trust_remote_code=False))
     except (OSError, ValueError) as error:
-        raise StudyError(f"{folder}: vLLM could not start with this policy: {reason(error)}") from error
+        raise ModelError(f"{folder}: vLLM could not start with this policy: {reason(error)}") from error
 
 
 def _rollout(

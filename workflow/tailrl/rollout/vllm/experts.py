@@ -16,7 +16,7 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import Un
 
 from tailrl.rollout.types import Request, Routes
 from tailrl.rollout.vllm.processor import SafeSetProcessor
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import ConfigurationError, ModelError
 
 ROUNDINGS = 16
 """Accepted error of an expert's output, in roundings of the engine's dtype."""
@@ -83,7 +83,7 @@ class ExpectedExperts:
         for layer, (expected_EH, tried_EH) in enumerate(zip(self.outputs.values(), tried, strict=bool(tried))):
             error, size = (tried_EH - expected_EH.cpu()).abs().max().item(), expected_EH.abs().max().item()
             if not error <= ROUNDINGS * torch.finfo(dtype).eps * size:
-                raise StudyError(
+                raise ModelError(
                     f"vLLM's experts of layer {layer} do not compute with the weights that they were handed: their "
                     f"outputs, of size {size:.1g}, are off by {error:.1g}"
                 )
@@ -142,7 +142,7 @@ class RouteRecord:
             routes[self.position[inside]] = self.experts[inside]
             seen[self.position[inside]] = True
             if not seen.all():
-                raise StudyError(f"vLLM did not report the experts of {int((~seen).sum())} tokens of a response")
+                raise ModelError(f"vLLM did not report the experts of {int((~seen).sum())} tokens of a response")
             yield routes
 
 
@@ -212,13 +212,15 @@ class ExpertsExtension:
 def check_routes_here(runner_v2: bool) -> None:
     """Raises StudyError where an engine on this machine could not say which experts it chose."""
     if runner_v2 or torch.cuda.is_available():
-        raise StudyError("sampler.routes: the experts of vLLM's tokens are recorded on a CPU alone: leave it out")
+        raise ConfigurationError(
+            "sampler.routes: the experts of vLLM's tokens are recorded on a CPU alone: leave it out"
+        )
 
 
 def check_shared(model: nn.Module, ranks: int) -> None:
     """Raises StudyError where ranks would share a mixture whose slices cannot be tried after a reload, as on CPUs."""
     if ranks > 1 and not torch.cuda.is_available() and any(weight.ndim == 3 for weight in model.parameters()):
-        raise StudyError(
+        raise ConfigurationError(
             "sampler.tensor_parallel: ranks on CPUs do not share a mixture of experts, since a slice of an expert "
             "cannot be checked after a hand-over: leave it out"
         )
@@ -227,7 +229,7 @@ def check_shared(model: nn.Module, ranks: int) -> None:
 def record_routes(llm: Any, policy_folder: Path) -> bool:
     """Let the engine record routes, and return True; raises StudyError for a policy without experts."""
     if not all(llm.collective_rpc("record_routes")):
-        raise StudyError(f"sampler.routes: {policy_folder} is no mixture of experts: leave it out")
+        raise ConfigurationError(f"sampler.routes: {policy_folder} is no mixture of experts: leave it out")
     return True
 
 

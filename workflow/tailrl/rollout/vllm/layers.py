@@ -9,7 +9,7 @@ from vllm import LLM, SamplingParams, TokensPrompt
 
 from tailrl.model.layer_outputs import Outputs, recorded
 from tailrl.runtime import distributed
-from tailrl.runtime.errors import StudyError, reason
+from tailrl.runtime.errors import ModelError, reason
 
 
 class LayersExtension:
@@ -53,7 +53,7 @@ def engine_outputs(folder: Path, sequences: Sequence[Sequence[int]], dtype: str)
             disable_log_stats=True,
         )
     except (OSError, ValueError, RuntimeError, AssertionError) as error:
-        raise StudyError(f"{folder}: vLLM could not start with this policy: {reason(error)}") from error
+        raise ModelError(f"{folder}: vLLM could not start with this policy: {reason(error)}") from error
     try:
         engine.collective_rpc("start_recording")
         return [_outputs(engine, ids) for ids in sequences]

@@ -17,7 +17,7 @@ from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMetho
 from vllm.model_executor.layers.quantization.compressed_tensors import schemes
 
 from tailrl.config.sampler import FewBits
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import ConfigurationError, ModelError
 
 SCHEMES: dict[type, str] = {
     schemes.CompressedTensorsW8A8Int8: "int8",
@@ -60,19 +60,21 @@ def prepare(settings: FewBits) -> None:
     """Raises StudyError where this machine would emulate the format or compute in another; call it before the start."""
     gpu = torch.cuda.is_available()
     if settings.quantization == "fp8" and not gpu:
-        raise StudyError("sampler.quantization: fp8 needs a GPU: vLLM emulates it on a CPU, where int8 and int4 run")
+        raise ConfigurationError(
+            "sampler.quantization: fp8 needs a GPU: vLLM emulates it on a CPU, where int8 and int4 run"
+        )
     if settings.quantization == "fp8" and torch.cuda.get_device_capability() < FIRST_FLOAT8:
-        raise StudyError(
+        raise ConfigurationError(
             "sampler.quantization: this GPU does not multiply float8, so that vLLM would compute with 16-bit "
             "activations; int8 and int4 run here"
         )
     if settings.quantization in ("int8", "fp8") and gpu and settings.dtype == "float32":
-        raise StudyError(
+        raise ConfigurationError(
             f"sampler.quantization: {settings.quantization} computes in half precision on a GPU: say dtype: bfloat16 "
             "or float16"
         )
     if words := missing_instructions(settings):
-        raise StudyError(words)
+        raise ConfigurationError(words)
     if not gpu and settings.quantization == "int8":
         _hold_scales()
 
@@ -106,7 +108,7 @@ def finish_reload(model: nn.Module) -> None:
         if isinstance(module, Attention):
             set_default_quant_scales(module)
         if getattr(module, "use_w4a8", False):
-            raise StudyError("sampler.quantization: vLLM computes int4 weights with activations of 8 bits here")
+            raise ModelError("sampler.quantization: vLLM computes int4 weights with activations of 8 bits here")
 
 
 def formats(model: nn.Module) -> tuple[set[str], set[str]]:
@@ -127,7 +129,7 @@ def check_formats(llm: Any, settings: FewBits) -> None:
 
     for found in llm.collective_rpc("formats"):
         if found != asked:
-            raise StudyError(
+            raise ModelError(
                 f"sampler: vLLM computes in another format (weights; cache): {said(found)}, and not {said(asked)}"
             )
 

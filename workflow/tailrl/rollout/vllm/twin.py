@@ -18,7 +18,7 @@ from tailrl.rollout import Decoding
 from tailrl.rollout.self_test import shortened
 from tailrl.rollout.types import Request, Rollout
 from tailrl.runtime import distributed
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import ModelError
 
 if TYPE_CHECKING:
     from tailrl.rollout.vllm.engine import VllmSampler
@@ -135,7 +135,7 @@ def check_twin(
     exact_T, coarse_T = (twin_logprobs(*given, dtype) for dtype in (torch.float32, getattr(torch, settings.dtype)))
     differs, explained = ((other_T - exact_T).abs().mean().item() for other_T in (engine_T, coarse_T))
     if not differs <= max(SMALLEST, SHARE * explained):
-        raise StudyError(
+        raise ModelError(
             "the quantised engine is not its own format: its log-probs differ from those of the same quantisation in "
             f"PyTorch by {differs:.2g} nats a token, of which rounding to {settings.dtype} explains {explained:.2g}"
         )
