@@ -171,7 +171,8 @@ def test_one_seed_a_part_is_a_paired_test_of_seeds() -> None:
     assert [*found] == [("harm", "fp8_naive"), ("remedies", "fp8_token_tis"), ("remedies", "fp8_dvp")]
     for one in found.values():
         pairs = [
-            (values(part[POOLED_SCORE][one.arm])[0], values(part[POOLED_SCORE][one.minus])[0]) for part in parts.values()
+            (values(part[POOLED_SCORE][one.arm])[0], values(part[POOLED_SCORE][one.minus])[0])
+            for part in parts.values()
         ]
         test = stats.ttest_rel(*np.array(pairs).T)
         assert [one.difference.low, one.difference.high, one.difference.p] == pytest.approx(
