@@ -85,7 +85,7 @@ class PolicyScore:
     avg: Interval
     passed: float
     gain: Difference
-    greedy: float
+    greedy: float = math.nan
 
 
 def policy_scores(results: Results) -> list[PolicyScore]:
