@@ -25,7 +25,7 @@ TUTORIAL, SCHEMA, VERL = "tutorials/diagnose-a-log.md", "how-to/log-schema.md", 
 
 def lines_of_verl(page: str) -> dict[str, str]:
     """What a page tells to add to verl's command."""
-    blocks_of_verl = [block for block in blocks(page, "text") if "tailrl" in block]
+    blocks_of_verl = [block for block in blocks(page, "text") if "tailrl" in block and "=" in block]
     return dict(line.split("=", 1) for block in blocks_of_verl for line in block.splitlines())
 
 

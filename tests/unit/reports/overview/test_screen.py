@@ -23,8 +23,9 @@ from tailrl.reports.overview.screen import first_screen
 from tailrl.reports.overview.study import write_report
 from tailrl.reports.overview.verdicts import judge
 from tailrl.reports.page import page
-from tailrl.reports.scores.numbers import gains_over_base, policy_scores
-from tailrl.stats.intervals import problem_interval
+from tailrl.reports.scores.numbers import GreedyScore, gains_over_base, policy_scores
+from tailrl.stats.intervals import Interval, problem_interval
+from tailrl.stats.tests import Difference
 from tailrl.tracking.metrics import K3_UNMASKED, REWARD
 
 ARMS = ("naive", "dvp", "mine")
@@ -111,6 +112,25 @@ def test_a_score_lies_where_the_ticks_say() -> None:
     expected = min(ticks.values()) + per_percent * (100 * gains[0].avg.mean - min(ticks))
     assert float(mean) == pytest.approx(expected, abs=0.05)
     assert re.search(r'class="series row arm-0" data-tip="naive: [^"]*; seeds: [\d., ]+"', svg)
+
+
+def test_a_greedy_score_is_an_open_diamond_in_its_arms_row_where_the_ticks_say() -> None:
+    """The arm has 50 % at temperature 1 and 60 % greedily, the untrained policy 55 %."""
+    results = results_of(naive=made({}, score=around(0.5, 0.1)))
+    base = problem_interval(results.base.scores[0].correct_PK)
+    keys = charts.keys_of(arm_styles(results.arms), {})
+    none = Difference(0.0, 0.0, 0.0, 1.0, 3)
+    greedy = [
+        GreedyScore(arm, Interval(mean, mean - 0.02, mean + 0.02, 3), none, math.nan, 1.0, 0.0)
+        for arm, mean in (("base", 0.55), ("naive", 0.6))
+    ]
+    found = gains_over_base(results), policy_scores(results), base, keys, 2
+    svg, without = charts.score_chart(*found, greedy).svg, charts.score_chart(*found).svg
+    ticks = {float(label): float(x) for x, label in re.findall(r'middle; [^>]*x="([\d.]+)"[^>]*>([\d.]+) %<', svg)}
+    per_percent = (max(ticks.values()) - min(ticks.values())) / (max(ticks) - min(ticks))
+    places = [float(x) for x in re.findall(r'<use [^>]*x="([\d.]+)"[^>]*fill: var\(--page\)', svg)]
+    assert places == pytest.approx([min(ticks.values()) + per_percent * (60 - min(ticks))], abs=0.06)
+    assert "greedy: 60.0 % [58.0, 62.0]" in svg and "greedy" not in without
 
 
 def verdict(claim: str, outcome: str, arms: str = "dvp, naive", **cells: str) -> Verdict:

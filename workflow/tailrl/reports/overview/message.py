@@ -13,9 +13,10 @@ from tailrl.config.policy import ScratchPolicy
 from tailrl.config.vocabulary import ByRho, log_rho
 from tailrl.config.words import dose, short_remedy
 from tailrl.page_parts.number_text import count, p_value, points, short
+from tailrl.reports.arm_pairs import references
 from tailrl.reports.collapse.numbers import collapses
 from tailrl.reports.mismatch.numbers import mean_k3
-from tailrl.reports.scores.numbers import Comparison, Gain, greedy_scores
+from tailrl.reports.scores.numbers import Comparison, Gain, greedy_differences
 from tailrl.stats.intervals import LEVEL
 from tailrl.stats.tests import Difference
 
@@ -92,7 +93,7 @@ def _kind(effect: Effect, results: Results) -> str:
 def _differences(kind: str, found: Sequence[Effect], results: Results, gains: Sequence[Gain]) -> str:
     """The differences under one kind of mismatch: decided ones, then how far the others' intervals reach."""
     score = {gain.arm: f"{100 * gain.avg.mean:.1f} %" for gain in gains}
-    greedy = {one.arm: f"{100 * one.greedy.mean:.1f} %" for one in greedy_scores(results)}
+    greedy = {(one.first, one.second): one.difference for one in greedy_differences(results, references(results))}
     arms = dict.fromkeys(arm for effect in found for arm in (effect.first, effect.second))
     doses = {dose(run) for run in map(results.settings, arms) if kind == NONE or is_mismatched(run)}
     where = f"Under {kind}" + (f" ({doses.pop()})" if len(doses) == 1 else "")
@@ -103,12 +104,10 @@ def _differences(kind: str, found: Sequence[Effect], results: Results, gains: Se
     for number, effect in enumerate(decided[:MOST_PAIRS]):
         side = "above" if effect.found.mean > 0 else "below"
         first, second = (_named(arm, results) for arm in (effect.first, effect.second))
-        said = f"{first} ends {side} {second}, {_size(effect)}"
-        if not number:
-            both = f"{score[effect.first]} against {score[effect.second]}"
-            if greedy:
-                both += f" (greedy: {greedy[effect.first]} against {greedy[effect.second]})"
-            said = f"{first} ends {side} {second} on held-out problems: {both}, {_size(effect)}"
+        both = f" on held-out problems: {score[effect.first]} against {score[effect.second]}" if not number else ""
+        by_greedy = greedy.get((effect.first, effect.second))
+        alike = f" (greedy: {points(by_greedy)})" if by_greedy else ""
+        said = f"{first} ends {side} {second}{both}, {_size(effect)}{alike}"
         parts.append(said + _construction(effect, results) + _borderline(effect))
     if decided[MOST_PAIRS:]:
         parts.append(f"{count(len(decided) - MOST_PAIRS, 'more difference')} decided")
