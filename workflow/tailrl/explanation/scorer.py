@@ -154,7 +154,7 @@ def logprobs_after(scorer: Scorer, prompt: Sequence[int], responses: Sequence[Se
             parts = [
                 _logprobs(model, hidden_CH).gather(1, target_C[:, None])[:, 0]
                 for hidden_CH, target_C in zip(
-                    hidden_MH.split(CHUNK), ids_RN[:, 1:].flatten().split(CHUNK), strict=True
+                    torch.split(hidden_MH, CHUNK), torch.split(ids_RN[:, 1:].flatten(), CHUNK), strict=True
                 )
             ]
             logprob_RN[:, 1:] = torch.cat(parts).view(len(responses), -1)

@@ -117,8 +117,10 @@ def _draw_score(plane: Axes, gain: Gain, own: Sequence[float], key: Key) -> None
 
 
 def _draw_greedy(plane: Axes, greedy: Interval, key: Key) -> None:
-    look = {"markerfacecolor": PAGE, "markeredgecolor": key.look.colour, "markeredgewidth": 1.4, "markersize": 7}
-    plane.plot(greedy.mean, key.number + 0.67, "D", clip_on=False, gid=f"greedy{key.number}", **look)
+    (diamond,) = plane.plot(greedy.mean, key.number + 0.67, "D", clip_on=False, gid=f"greedy{key.number}", markersize=7)
+    diamond.set_markerfacecolor(PAGE)
+    diamond.set_markeredgecolor(key.look.colour)
+    diamond.set_markeredgewidth(1.4)
 
 
 def _mark(line: Line2D, look: Look, size: float) -> None:
