@@ -25,6 +25,7 @@ from tailrl.runtime.errors import StudyError
 TABLES = (
     *("arms", "claims", "collapses", "course", "differences", "evaluation", "first_k3", "flips", "k3_ratios"),
     *("greedy", "greedy_differences", "made_by", "policies"),
+    *("delta", "kept", "mismatch", "training"),  # behind figures of the page
     # Scores by problem and rewards by step, with which intervals and collapses can be made again.
     *("problems", "responses", "rewards", "survival", "time", "trained"),
     "figure1",  # scores on the way, of a study that keeps snapshots
