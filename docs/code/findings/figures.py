@@ -196,7 +196,7 @@ def draw_harm(path: Path, rows: Sequence[Row]) -> None:
             ax.annotate(
                 name, at, xytext=(0, -3), textcoords="offset points", fontsize=8, rotation=90, ha="center", va="top"
             )
-        ax.set(xscale="log", xlim=(1e-6, 4), ylim=(-0.62, 0.12))
+        ax.set(xscale="log", xlim=(8e-6, 4), ylim=(-0.62, 0.12))
         ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:+g}".replace("-", "−")))
         ax.tick_params(labelsize=9)
         ax.set_xlabel("k3, nats a token: how large the mismatch is", fontsize=9)
