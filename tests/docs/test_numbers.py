@@ -8,7 +8,7 @@ import pytest
 from pages_fixture import DOCS
 from study_fixture import ROOT
 
-from findings.lookups import cell, k3, planned
+from findings.lookups import k3
 from tailrl.config.jobs import Evaluation
 from tailrl.config.load import read_study
 from tailrl.config.sampler import VllmSettings
@@ -119,15 +119,6 @@ def test_sizes_of_k3_are_those_of_published_studies() -> None:
     assert f"{found[1].bare} with SmolLM2-135M. From 0.1 on" in words("concepts/mismatch.md")
     harmed = k3("default", "naive_stressed"), k3("dose_response", "naive+floor=0.03"), k3("stale", "stale")
     assert 0.1 < min(size.mean for size in harmed) < 0.2
-    rounding = found[0].mean
-    assert round(math.log10(k3("dose_response", "naive+floor=0.03").mean / rounding)) == 4
-    assert round(math.log10(k3("collapse", "naive").mean / rounding)) == 5
-    quantised = cell("causes/measures", "value", measure="k3 of the first ten steps, nats", arm="both")
-    for page in ("../README.md", "findings/index.md"):
-        assert "10,000 to 100,000 times rounding's k3" in words(page)
-        assert "is up to hundreds of times larger" in words(page)
-    others = [k3(part, "engine_naive").mean for part in planned("remedies_k3")]
-    assert all(100 < size / rounding < 1000 for size in (quantised.mean, *others))
 
 
 def test_thresholds_and_floors() -> None:
