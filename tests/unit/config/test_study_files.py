@@ -291,6 +291,10 @@ def test_the_default_study_is_what_its_file_says() -> None:
             for key, value in given.items():
                 assert isinstance(got, dict)
                 check(value, got[key], f"{path}.{key}")
+        elif isinstance(given, list) and given and isinstance(given[0], dict):
+            assert isinstance(got, list)
+            for place, (one, read) in enumerate(zip(given, got, strict=True)):
+                check(one, read, f"{path}.{place}")
         elif path.endswith(".rho") or ".values" in path:
             assert str(given) == str(got) or got == given
         else:
