@@ -25,12 +25,14 @@ from tailrl.runtime.errors import StudyError
 TABLES = (
     *("arms", "claims", "collapses", "course", "differences", "evaluation", "first_k3", "flips", "k3_ratios"),
     *("greedy", "greedy_differences", "made_by", "policies"),
-    *("delta", "kept", "mismatch", "training"),  # behind figures of the page
     # Scores by problem and rewards by step, with which intervals and collapses can be made again.
     *("problems", "responses", "rewards", "survival", "time", "trained"),
     "figure1",  # scores on the way, of a study that keeps snapshots
 )
 """What is published of a study's own tables where it is there."""
+
+OF_FIGURES = ("delta", "kept", "mismatch", "training")
+"""The tables behind figures of a study's page; a part's page is published without its figures."""
 
 OF_AN_ABLATION = re.compile(r"(?P<page>.+)_(?P<table>claims|differences|problems|rewards)")
 """Tables of an ablation beside its own, by their file's name."""
@@ -64,16 +66,17 @@ def publish(study: str, results: Path, published: Path) -> list[Path]:
         target = out / (page.relative_to(source) if page.parent.name == "distributions" else page.name)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(page, target)
-    replace_published(published, study, tables_of(source))
     whole = settings_of(whole_and_part(study)[0])
-    if study not in whole.pooled_parts:
+    is_part = study in whole.pooled_parts
+    replace_published(published, study, tables_of(source, TABLES if is_part else TABLES + OF_FIGURES))
+    if not is_part:
         return [out]
     return [out, _pool(whole, published)]
 
 
-def tables_of(source: Path) -> dict[str, Rows]:
-    """The rows of a study's tables that are published, with the page that shows each."""
-    placed = [(name, SUMMARY, path) for name in TABLES for path in source.glob(f"tables/{name}.csv*")]
+def tables_of(source: Path, names: Sequence[str] = TABLES) -> dict[str, Rows]:
+    """The rows of a study's tables of these names, with the page that shows each."""
+    placed = [(name, SUMMARY, path) for name in names for path in source.glob(f"tables/{name}.csv*")]
     placed += [(_stem(path), "distributions/distributions", path) for path in source.glob("distributions/*.csv*")]
     for path in source.glob("ablations/*.csv*"):
         beside = OF_AN_ABLATION.fullmatch(_stem(path))

@@ -210,6 +210,7 @@ def test_a_sum_of_arms_as_weights() -> None:
     contrast = ArmContrast(arms=("*",), minus="{arm}_control + {last} - {last}_control")
     assert contrast.weights("noise_int8") == {"noise_int8": 1, "noise_int8_control": -1, "int8": -1, "int8_control": 1}
     assert ArmContrast(arms=("*",), minus="a + a").weights("b") == {"b": 1, "a": -2}
+    assert ArmContrast(arms=("*",), minus="base").chosen(["base", "a"]) == ["a"]
 
 
 @pytest.mark.parametrize(

@@ -52,9 +52,10 @@ class ArmContrast(Settings):
         return weights
 
     def chosen(self, names: Sequence[str]) -> list[str]:
-        """Those of the names that are compared."""
+        """Those of the names that are compared; none with itself."""
         left_out = matching(names, self.without)
-        return [name for name in matching(names, self.arms) if name not in left_out]
+        found = [name for name in matching(names, self.arms) if name not in left_out]
+        return [name for name in found if any(self.weights(name).values())]
 
 
 class Near(Settings):
