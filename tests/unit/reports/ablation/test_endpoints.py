@@ -173,5 +173,5 @@ def test_a_value_as_good_within_a_margin() -> None:
         ("good", "reproduced"), ("open", "not decided"), ("worse", "contradicted"),
     ]  # fmt: skip
     assert {own.id for own in found} == {"ablation.it.as_good"}
-    assert found[2].seen == "value worse less value start: -20.0 [-30.0, -6.0] points"
+    assert found[2].seen == "value worse minus value start: -20.0 [-30.0, -6.0] points"
     assert all(math.isnan(own.p) and math.isnan(own.p_holm) for own in found), "an interval decides"

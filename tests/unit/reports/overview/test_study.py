@@ -37,9 +37,11 @@ def report(whole: tuple[Study, Path], tmp_path_factory: pytest.TempPathFactory) 
 def test_the_files_of_a_report_are_those_that_topics_list(report: Path) -> None:
     """The workflow's rule asks for these lists: a figure that is drawn and not listed would be no output of it."""
     assert {path.name for path in report.iterdir()} == {"summary.md", "summary.html", "figures", "tables"}
-    assert {path.name for path in (report / "figures").iterdir()} == {f"{name}.svg" for name in FIGURES}
+    figures = list((report / "figures").iterdir())
+    assert {path.name for path in figures} == {f"{name}.{kind}" for name in FIGURES for kind in ("svg", "pdf")}
     assert {path.name for path in (report / "tables").iterdir()} == set(TABLES)
-    assert all(path.read_text().startswith("<?xml") for path in (report / "figures").iterdir())
+    begin = {".svg": b"<?xml", ".pdf": b"%PDF"}
+    assert all(path.read_bytes().startswith(begin[path.suffix]) for path in figures)
     page = (report / "summary.html").read_text(encoding="utf-8")
     for name in FIGURES:
         assert f'id="figure-{name}"' in page and caption(name)

@@ -158,7 +158,7 @@ def _check_temperature(settings: Distributions) -> None:
     try:
         settings.engine.sampler.check_temperature("training.temperature", settings.temperature)
     except ValueError as error:
-        raise type(error)(f"distributions.engines.{settings.name}: {error}") from None
+        raise ConfigurationError(f"distributions.engines.{settings.name}: {error}") from None
 
 
 def make_requests(settings: Distributions, prompts: Sequence[tuple[int, ...]]) -> list[Request]:
