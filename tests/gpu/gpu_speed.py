@@ -91,7 +91,13 @@ def bare(options: argparse.Namespace, folder: Path) -> Row:
     """vLLM's own `generate` of a step's requests, without our processor and records."""
     from vllm import LLM, SamplingParams  # type: ignore[import-not-found,unused-ignore]
 
-    engine = LLM(trust_remote_code=False, str(folder / "policy"), dtype="bfloat16", max_model_len=PROMPT + options.response + 8, seed=0)
+    engine = LLM(
+        str(folder / "policy"),
+        trust_remote_code=False,
+        dtype="bfloat16",
+        max_model_len=PROMPT + options.response + 8,
+        seed=0,
+    )
     sampling = SamplingParams(n=options.group, temperature=1.0, max_tokens=options.response)
 
     def step(number: int) -> tuple[float, int]:
