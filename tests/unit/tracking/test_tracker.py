@@ -36,6 +36,12 @@ def point(step: int, **changes: float) -> dict[str, float]:
     return dict.fromkeys(METRICS, 1.0) | {"train/step": float(step)} | changes
 
 
+def at_a_glance(step: dict[str, float]) -> dict[str, float]:
+    """A step as W&B has it: with copies of the two metrics to look at first."""
+    copies = {"At a glance/reward": step["reward/mean"], "At a glance/k3": step["rollout_corr_unmasked/k3_kl"]}
+    return step | copies
+
+
 @pytest.fixture(autouse=True)
 def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
     """No W&B but what the test asks for, and no terminal."""
@@ -120,12 +126,13 @@ def test_a_run_that_goes_on_has_its_earlier_steps(tmp_path: Path) -> None:
 
 def test_every_step_reaches_the_mirror(tmp_path: Path, server: Path) -> None:
     with Tracker(RUN, 0, tmp_path, tmp_path, [point(0)]) as tracker:
-        tracker.log(point(1, **{"train/loss": math.nan}))
+        tracker.log(point(1, **{"train/loss": math.nan, "reward/mean": 0.5}))
     ((identity, run),) = on_server(server).items()
     assert identity.startswith("my_study-dvp-seed0-")
     assert run["config"]["arm"] == "dvp" and run["config"]["seed"] == 0
     assert [step["train/step"] for step in run["steps"]] == [0, 1]
-    assert run["steps"][0] == point(0) and math.isnan(run["steps"][1]["train/loss"])
+    assert run["steps"][0] == at_a_glance(point(0)) and math.isnan(run["steps"][1]["train/loss"])
+    assert run["steps"][1]["At a glance/reward"] == 0.5
     assert run["ends"] == [0]
 
 
@@ -195,7 +202,7 @@ def test_a_run_that_goes_on_sends_what_the_server_lacks(
     with Tracker(RUN, 0, tmp_path, tmp_path, steps[:3]) as tracked:
         tracked.log(steps[3])
     ((again, run),) = on_server(server).items()
-    assert again == identity and run["steps"] == steps
+    assert again == identity and run["steps"] == [at_a_glance(step) for step in steps]
 
 
 def test_a_seed_that_is_trained_again_is_another_run(tmp_path: Path, server: Path) -> None:

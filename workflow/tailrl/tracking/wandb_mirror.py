@@ -101,7 +101,8 @@ def mirror_run(record: Mapping[str, Any], points: Iterator[Mapping[str, float | 
             if number >= run.starting_step:
                 run.alert(title=f"{alarm.name} at step {number}", text=f"{alarm.says}. {alarm.do}", level="WARN")
         if number >= run.starting_step:
-            shown = {**{name: point[key] for name, key in AT_A_GLANCE.items() if key in point}, **point}
+            copies = {name: point[key] for name, key in AT_A_GLANCE.items() if key in point}
+            shown = {**point, **copies}
             run.log({key: math.nan if value is None else value for key, value in shown.items()}, step=number)
     return run
 

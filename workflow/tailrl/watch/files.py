@@ -19,7 +19,6 @@ import yaml
 
 from tailrl.curves.history import History, flat_row, read_history
 from tailrl.curves.names import KNOWN
-from tailrl.diagnosis.left_out import RowError
 from tailrl.diagnosis.log import Log
 from tailrl.diagnosis.parts import part_of
 from tailrl.diagnosis.readers import step_in_name
@@ -176,8 +175,8 @@ class Folder:
         try:
             parts = [log for _, log in read_table([row])]
         except DataError as error:
-            why = error.reason if isinstance(error, RowError) else str(error)
-            self._tell(file, known, f"{where}: is left out: {one_line(why)}")
+            # The sentence says what is wrong with this row, behind its place in a table of one.
+            self._tell(file, known, f"{where}: is left out: {one_line(str(error).removeprefix('row 0: '))}")
             return
         for log in parts:
             step = float(log.step_S[0])
