@@ -14,8 +14,7 @@ Training        train: one arm with one seed; load_policy, load_tokenizer
 Diagnosis       diagnose: the mismatch in a log of any framework, its causes, and each remedy replayed on it
                 explain: the log recomputed with its model under many hypotheses, and the one that reproduces it
 Results         read_results: what a study's runs left
-Errors          StudyError: one sentence on what is wrong and where; its kinds are ConfigurationError, DataError,
-                ModelError and StorageError
+Errors          StudyError, one sentence on what and where: ConfigurationError, DataError, ModelError, StorageError
 TRL             with_dvp: RLOOTrainer and GRPOTrainer on the constrained objective; needs TRL
 """
 

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from findings.lookups import cell, difference, greedy_difference, k3, over_one_minus_p, over_parts
+from findings.lookups import difference, greedy_difference, k3, over_one_minus_p, over_parts, planned_test
 from findings.number import Number
 from tailrl.artifacts.tables import Row
 from tailrl.config.load import read_yaml
@@ -165,8 +165,7 @@ def harm_points() -> list[Row]:
     for entry in read_yaml(Path(__file__).with_name("harm.yaml"))["points"]:
         if pool := entry.get("pool"):
             size = over_parts(pool, "course", "k3", entry["arm"])
-            line = {key: entry[key] for key in ("family", "arm", "minus")}
-            lost = cell(f"{pool}/comparisons", "difference", "points", **line)
+            lost = planned_test(pool, entry["family"], entry["arm"], entry["minus"])
         else:
             pool = entry["study"]
             size, pair = k3(pool, entry["arm"]), (entry["arm"], entry["minus"])

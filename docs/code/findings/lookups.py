@@ -140,9 +140,13 @@ def compared(target: str, family: str) -> list[Number]:
     return [_number(row, "difference", "points") for row in found]
 
 
-def planned_test(target: str, family: str, arm: str) -> Number:
-    """The mean difference over a study's parts, in points, that its plan tests in a family for this arm."""
-    return cell(f"{target}/comparisons", "difference", "points", family=family, arm=arm)
+def planned_test(target: str, family: str, arm: str, minus: str = "") -> Number:
+    """The mean difference over a study's parts, in points, that its plan tests in a family for this arm.
+
+    `minus` says what the arm is compared with, where the family has it more than once.
+    """
+    where = {"family": family, "arm": arm} | ({"minus": minus} if minus else {})
+    return cell(f"{target}/comparisons", "difference", "points", **where)
 
 
 def parts(target: str) -> list[str]:

@@ -32,8 +32,8 @@ class Number:
 
     @property
     def tested(self) -> str:
-        """With interval and p."""
-        return f"{self}, {self.probability}"
+        """With interval and p, if it has one."""
+        return str(self) if math.isnan(self.p) else f"{self}, {self.probability}"
 
     @property
     def probability(self) -> str:
