@@ -6,8 +6,8 @@
 
 `--wheels` installs a folder of wheels first, without a network and without dependencies: all that is in it. A wheel may
 come in parts, NAME.whl.00, NAME.whl.01, ..., which are joined. Each row is a program of its own with a time limit. A
-call starts no row for which its `--seconds` have no time left, and ends with 75 while rows are left; the next one goes
-on behind the rows that the CSV has. A row that failed is not made again unless `--again` asks for it.
+call starts no row that its `--seconds` have no time for. It ends with code 75 while rows are left, and the next call
+goes on behind the rows of the CSV. A row that failed is not made again unless `--again` asks for it.
 """
 
 import argparse
@@ -102,7 +102,7 @@ def earlier(file: Path) -> dict[str, dict[str, str]]:
 
 
 def device(rehearse: bool) -> str:
-    """The GPU's name as its driver gives it, without importing torch; a CPU's where there is none."""
+    """The GPU's name by its driver, without importing torch; without a GPU the CPU's name."""
     if not rehearse:
         try:
             asked = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]

@@ -180,9 +180,9 @@ def _distances(
     tokens: int,
     seen: Callable[[int], object] = int,
 ) -> dict[tuple[int, tuple[int, ...]], tuple[float, float]]:
-    """Of each pair of a response's row and a prompt: the largest and the median difference, nats.
+    """The largest and the median difference in nats, for each pair of a response's row and a prompt.
 
-    They are those of the nearest of the response's columns, over so many of its first tokens.
+    They compare the response's first `tokens` tokens with the nearest of its columns.
     """
     rows_of: dict[tuple[int, ...], list[int]] = {}
     for row, prompt in pairs:

@@ -302,8 +302,8 @@ HOUR, DAY = 60, 1440
 class Asked:
     """Memory in megabytes (10^6 bytes), time in minutes.
 
-    A cluster ends a job that takes more than it asked for. Twice the planned time is asked for, since throughputs are
-    from data sheets, and a day at most, which partitions allow: training and evaluation go on in the next job.
+    A cluster ends a job that takes more than it asked for. Throughputs are from data sheets, so twice the planned time
+    is asked for. Partitions allow a day at least: a longer training or evaluation goes on in the next job.
     """
 
     mem_mb: int = 64_000

@@ -6,8 +6,8 @@ five backward, which computes its scores again, each over half of all pairs of p
 (`Machine.passes`). A token's sampling takes the larger of compute time and of the time to read weights and cache, plus
 a fixed cost a layer.
 
-A floor is what no implementation goes below: the products of the bare formulas at the whole rate, or one passage of
-what must be read and written at the whole bandwidth. Nothing is computed twice or kept in it, and no device waits.
+A floor is the least time that any implementation needs: the bare formulas' products at the full rate, or one pass over
+the data at the full bandwidth. It assumes that nothing is computed twice and that no device waits.
 """
 
 from dataclasses import dataclass

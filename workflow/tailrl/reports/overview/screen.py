@@ -48,7 +48,7 @@ def first_screen(
 ) -> Screen:
     """The first screen from what the report's tables hold; `curves` has those of the reward and of unmasked k3.
 
-    `temperature` is that of the scores' samples.
+    The scores' responses were sampled at `temperature`.
     """
     keys = charts.keys_of(arm_styles(results.arms), describe_arms(results))
     base = results.base.scores[0].correct_PK
