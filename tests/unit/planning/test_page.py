@@ -208,6 +208,7 @@ def test_a_plan_says_what_arms_on_verl_need() -> None:
     study = read_study(ROOT / "studies/night.yaml")
     assert "verl" not in plan_page(StudyPlan(study, H100, 2))
     given = study.model_dump(exclude_unset=True)
+    given["training"] |= {"snapshot_every": None}  # verl keeps none
     given["arms"]["dvp"]["training"] = {"backend": "verl"}
     page = plan_page(StudyPlan(parse_study(given), H100, 2))
     assert "verl trains dvp: an environment of its own" in page and "Ray with 2 GPUs" in page
