@@ -34,7 +34,7 @@ STUDIES := $(patsubst studies/%.yaml,%,$(sort $(wildcard studies/*.yaml) $(wildc
 # Pages of the default study, and over all studies.
 PAGES := gradients distributions overview
 
-.PHONY: $(STUDIES) $(PAGES) figure1 help venv install reproduce test test-slow slurm peers verl trl chaos planted fuzz bench bench-quick soak families diagnose-exam explain-exam explain-cases gpu-check lint publish pages rulegraph house docs docs-serve docs-check format clean
+.PHONY: $(STUDIES) $(PAGES) figure1 help venv install reproduce test test-slow test-long slurm peers verl trl chaos planted fuzz bench bench-quick soak families diagnose-exam explain-exam explain-cases gpu-check lint publish pages rulegraph house docs docs-serve docs-check format clean
 .DEFAULT_GOAL := help
 
 help:  ## print this list
@@ -46,6 +46,7 @@ reproduce: venv  ## compute the study, or go on with it: tables, figures, page
 	$(IN_VENV) snakemake --cores all $(ARGS)
 
 # A test of two threads beside another worker: a thread that waits leaves its core to the others, or a minute takes ten.
+TESTED = tests/e2e tests/workflow tests/docs tests/unit tests/gpu
 TWO_WORKERS = $(IN_VENV) OMP_WAIT_POLICY=passive pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # A study with its ablations.
@@ -62,10 +63,13 @@ figure1: venv
 
 # A process on each core, which take file after file; the tiny study and the workflow's tests, the longest, go first.
 test: venv  ## the tests, one tiny whole study among them: five minutes
-	$(TWO_WORKERS) -m "not slow" tests/e2e tests/workflow tests/docs tests/unit tests/gpu $(ARGS)
+	$(TWO_WORKERS) -m "not slow and not long" $(TESTED) $(ARGS)
 
-test-slow: venv  ## the tests that take minutes, an hour in all; the last line says what did not run
-	$(TWO_WORKERS) -m slow tests/e2e tests/workflow tests/docs tests/unit tests/gpu $(ARGS)
+test-slow: venv  ## slower tests, of many cases two; the last line says what did not run: a quarter of an hour
+	$(TWO_WORKERS) -m "slow and not long" $(TESTED) $(ARGS)
+
+test-long: venv  ## every case of the slower tests, and those that take many minutes: an hour
+	$(TWO_WORKERS) -m long $(TESTED) $(ARGS)
 
 slurm: venv  ## a tiny study on a real Slurm, whose jobs, daemons and nodes are killed: ten minutes
 	$(ADD) envs/slurm.txt

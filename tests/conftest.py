@@ -26,6 +26,7 @@ from tailrl.tasks.registry import load_task
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+CASES_IN_CI = 2
 TINY = ScratchPolicy(vocabulary_size=600, hidden_size=64, layers=2, heads=2, intermediate_size=96, max_length=64)
 
 
@@ -43,6 +44,17 @@ def freeze() -> None:
 def pytest_configure() -> None:
     """While the modules of all tests are imported, a quarter of the time went into looking for garbage."""
     gc.disable()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A slow test of many cases runs two of them in CI; `make test-long` runs the others."""
+    cases: Counter[str] = Counter()
+    for item in items:
+        if item.get_closest_marker("slow"):
+            test = item.nodeid.partition("[")[0]
+            cases[test] += 1
+            if cases[test] > CASES_IN_CI:
+                item.add_marker("long")
 
 
 def pytest_collection_finish() -> None:

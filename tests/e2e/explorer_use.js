@@ -159,7 +159,7 @@ async function fits() {
     wide: document.documentElement.scrollWidth,
     type: size(plot.querySelector("text")) * plot.getBoundingClientRect().width / 360,
     first: document.querySelector(".verdict").getBoundingClientRect().bottom,
-    mark: getComputedStyle(document.querySelector(".point circle")).fill,
+    mark: getComputedStyle(document.querySelector("figure.chart use")).fill,
   });
 }
 

@@ -26,7 +26,7 @@ def test_two_kills_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert chaos.run(tmp_path, 2, "exact", seed=SEED, out=file) == rows.read(file) == struck
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.vllm
 @pytest.mark.parametrize("engine", ["twin", "fp8", "int8", "int4", "moe"])
 def test_two_kills_with_a_quantised_engine_and_with_experts(tmp_path: Path, engine: str) -> None:
@@ -40,7 +40,7 @@ def test_two_kills_with_a_quantised_engine_and_with_experts(tmp_path: Path, engi
     assert struck[0].interrupted
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.vllm
 def test_ten_kills_with_vllm(tmp_path: Path) -> None:
     assert len(chaos.run(tmp_path, 10, "vllm", seed=1)) == 10

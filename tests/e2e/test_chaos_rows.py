@@ -244,7 +244,7 @@ NAMED = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_planted_faults_are_caught(tmp_path: Path) -> None:
     """All faults: `make planted`."""
     found = list(planted.run_faults(tmp_path, [planted.NONE, *NAMED], planted.SEED))

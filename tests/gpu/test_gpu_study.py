@@ -25,7 +25,7 @@ def test_the_small_study_is_valid() -> None:
     assert study.run("floor_control").disturbance.side == "both" and study.run("twin").sampler.quantization == "int4"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_rehearsal(policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From a policy to curves and phases, through `tailrl job train`; a call whose time is up leaves no table."""
     arguments = ["gpu_study", str(tmp_path), "--rehearse", "--policy", str(policy_folder)]

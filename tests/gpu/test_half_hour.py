@@ -110,7 +110,7 @@ def test_wheels_in_parts_are_joined(tmp_path: Path) -> None:
         half_hour.join_parts(wheels, into)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.vllm
 def test_a_rehearsal_of_the_speeds(tmp_path: Path) -> None:
     """Our step, bare vLLM and TRL, each in a process of its own; their rows stand in one table."""
