@@ -33,7 +33,7 @@ def rows_table(up: str) -> str:
 
 def text(page: Path) -> str:
     """The page with its table made anew."""
-    return filled(page, {"my_k3.yaml": rows_table(PAGES[page])})
+    return filled(page, {"my_k3.yaml": rows_table(PAGES[page]).rstrip()})
 
 
 if __name__ == "__main__":

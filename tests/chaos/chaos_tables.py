@@ -1,6 +1,6 @@
-"""The tables of docs/reliability.md, from the rows of kills and of planted faults.
+"""The tables of kills and of planted faults: in brief for docs/reliability.md, and whole for the scripts.
 
-`make pages` writes them into the page.
+`make pages` writes the brief ones into the page.
 """
 
 import csv
@@ -35,11 +35,17 @@ def table(struck: Sequence[Struck]) -> str:
 
 def _cells(rows: Sequence[Struck]) -> str:
     died = Counter(_died(row) for row in rows)
-    cells = [len(rows), *(died[column] for column in COLUMNS), sum(row.half_written for row in rows)]
+    cells = [len(rows), *(died[column] for column in COLUMNS)]
+    return " | ".join(map(str, cells)) + f" | {_followed(rows)}"
+
+
+def _followed(rows: Sequence[Struck]) -> str:
+    """What was half-written, the runs that went on, and how many kills ended as undisturbed: three cells."""
     settled = [row for row in rows if row.followed]
-    equal = sum(row.followed == EQUAL for row in settled)
-    cells.append(sum(row.interrupted for row in settled if row.followed == EQUAL))
-    return " | ".join(map(str, cells)) + f" | {equal} of {len(settled)}"
+    equal = [row for row in settled if row.followed == EQUAL]
+    half_written = sum(row.half_written for row in rows)
+    went_on = sum(row.interrupted for row in equal)
+    return f"{half_written} | {went_on} | {len(equal)} of {len(settled)}"
 
 
 def _died(row: Struck) -> str:
@@ -48,20 +54,17 @@ def _died(row: Struck) -> str:
     return TWO_JOBS if " + " in row.killed else "one job"
 
 
-def provenance_line(struck: Sequence[Struck]) -> str:
-    """A line an engine: how many kills and studies, on which commits, machines and seeds, in how many minutes."""
-    parts = []
+def engines_table(struck: Sequence[Struck]) -> str:
+    """How many kills, in how many minutes, and what followed, as Markdown: a line an engine."""
+    lines = [
+        "| engine | kills | minutes | left half-written | runs that went on from a state | as undisturbed |",
+        "| --- | --: | --: | --: | --: | --: |",
+    ]
     for engine in sorted({row.engine for row in struck}):
         rows = [row for row in struck if row.engine == engine]
         minutes = max(row.seconds for row in rows) / 60
-        commits, machines = (sorted({getattr(row, name) for row in rows}) for name in ("commit", "hardware"))
-        studies = len({row.study for row in rows if row.followed == EQUAL})
-        seeds = ", ".join(sorted({str(row.seed) for row in rows}))
-        parts.append(
-            f"- {engine}: {len(rows)} kills in {minutes:.0f} minutes; {studies} studies finished as undisturbed. Commit"
-            f" {', '.join(commits)}, seed {seeds}, {', '.join(machines)}."
-        )
-    return "\n".join(parts)
+        lines.append(f"| {engine} | {len(rows)} | {minutes:.0f} | {_followed(rows)} |")
+    return "\n".join(lines)
 
 
 def faults_table(rows: Sequence[Mapping[str, object]]) -> str:
@@ -75,12 +78,24 @@ def faults_table(rows: Sequence[Mapping[str, object]]) -> str:
     return "\n".join(lines)
 
 
+def faults_sentence(rows: Sequence[Mapping[str, object]]) -> str:
+    """How many planted faults were caught, by what, and after how many kills at most."""
+    faults = [row for row in rows if row["caught_by"]]
+    struck = [int(str(row["kills"])) for row in faults if row["kills"]]
+    unharmed = [int(str(row["kills"])) for row in rows if not row["caught_by"]]
+    return (
+        f"Of {len(faults)} faults ([planted.csv](results/planted.csv)) a test caught {len(faults) - len(struck)}, and "
+        f"kills the other {len(struck)}, after\n{max(struck)} kills at most. A study without a fault passed "
+        f"{unharmed[0]}."
+    )
+
+
 def tables(results: Path) -> dict[str, str]:
-    """Both tables by the name of their file in a folder of published results."""
+    """The blocks of the page by the name of their file in a folder of published results."""
     struck = read(results / "chaos.csv")
     with (results / "planted.csv").open(newline="", encoding="utf-8") as file:
-        planted = faults_table(list(csv.DictReader(file)))
-    return {"chaos.csv": f"{table(struck)}\n\n{provenance_line(struck)}", "planted.csv": planted}
+        planted = faults_sentence(list(csv.DictReader(file)))
+    return {"chaos.csv": engines_table(struck), "planted.csv": planted}
 
 
 def main() -> None:

@@ -16,8 +16,13 @@ from study_fixture import ROOT, TINY, Workflow, copy_workflow
 from tailrl.cli import commands as cli
 from tailrl.config.load import merged, read_study
 
-TUTORIALS = ["tutorials/reproduce.md", "tutorials/read-the-report.md", "tutorials/add-an-arm.md"]
-"""tests/unit/integrations/trl/test_trainer.py runs the fourth."""
+TUTORIALS = [
+    "tutorials/reproduce.md",
+    "tutorials/read-the-report.md",
+    "tutorials/add-an-arm.md",
+    "tutorials/from-the-paper.md",
+]
+"""tests/unit/integrations/trl/test_trainer.py runs that of TRL, test_diagnose.py that of a log."""
 TAILRL = {command.__name__.rstrip("_") for group in cli.HELP_GROUPS.values() for command in group}
 ELSEWHERE = {".", "cat", "echo", "python", "pip", "uv", "cp", "lm-eval", "export", "rsync", "tar", "torchrun", "wandb"}
 LOG = re.compile(r"results/(\w+)/(?:logs/)?train/(\w+)/seed(\d+)")
@@ -48,7 +53,13 @@ def planned(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
     return Workflow(folder).run(*shlex.split(command), "--dry-run")
 
 
-PLANS_MUCH = ("tutorials/reproduce.md", "how-to/gpu.md", "tutorials/add-an-arm.md", "quickstart.md")
+PLANS_MUCH = (
+    "tutorials/reproduce.md",
+    "tutorials/add-an-arm.md",
+    "tutorials/from-the-paper.md",
+    "how-to/gpu.md",
+    "quickstart.md",
+)
 """Their commands take 16 s, those of all other pages 4 s."""
 
 

@@ -148,9 +148,10 @@ def test_the_table_counts_every_kill() -> None:
         f"| {TWO_JOBS} | exact | 1 | 0 | 0 | 0 | 1 | 0 | 0 | 1 of 1 |",
         "| all | | 5 | 1 | 2 | 1 | 1 | 1 | 2 | 3 of 4 |",
     ]
-    assert chaos_tables.provenance_line(struck[:2]) == (
-        "- exact: 2 kills in 1 minutes; 1 studies finished as undisturbed. Commit c0ffee, seed 0, 2 x CPU."
-    )
+    assert chaos_tables.engines_table(struck).splitlines()[2:] == [
+        "| exact | 4 | 1 | 1 | 2 | 3 of 3 |",
+        "| vllm | 1 | 1 | 0 | 0 | 0 of 1 |",
+    ]
 
 
 # --- what is published -------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ def test_the_readme_of_an_index_has_no_link_into_a_checkout() -> None:
     shown = runpy.run_path(str(ROOT / "setup.py"))["index_readme"](readme)
     assert re.search(LINK, readme) and not re.search(LINK, shown) and "![" not in shown
     assert "[arXiv 2512.23087](https://arxiv.org/abs/2512.23087)" in shown
-    assert "same kind of CPU the\nresults are bit-identical." in shown
+    assert "the results are bit-identical." in " ".join(shown.split())
 
 
 def test_every_file_that_the_package_reads_is_in_the_wheel() -> None:
