@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import yaml
 from pages_fixture import PAGES, additions, blocks, commands, lines_of, studies, write_studies
-from slow_cases import slow_but
 from study_fixture import ROOT, TINY, Workflow, copy_workflow
 
 from tailrl.cli import commands as cli
@@ -63,8 +62,8 @@ PLANS_MUCH = (
 """Their commands take 16 s, those of all other pages 4 s."""
 
 
-@pytest.mark.parametrize("page", slow_but([page for page in PAGES if page not in PLANS_MUCH], PAGES))
-def test_its_commands_are_there(page: str, workflow: Workflow) -> None:
+def check_commands(page: str, workflow: Workflow) -> None:
+    """Each command of a page is a command, with options and targets that there are."""
     for command in [part for line in commands(page) for part in line.split(" && ")]:
         words = [word for word in shlex.split(command) if not re.fullmatch(r"[A-Z_]+=\S*", word)]
         match words:
@@ -86,6 +85,17 @@ def test_its_commands_are_there(page: str, workflow: Workflow) -> None:
                 assert arm in found.arms and int(seed) in found.seeds
             case [word, *_]:
                 assert word in ELSEWHERE, command
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in PLANS_MUCH])
+def test_its_commands_are_there(page: str, workflow: Workflow) -> None:
+    check_commands(page, workflow)
+
+
+@pytest.mark.slow
+def test_the_commands_of_pages_that_plan_much_are_there(workflow: Workflow) -> None:
+    for page in PLANS_MUCH:
+        check_commands(page, workflow)
 
 
 # --- tutorials, whole ----------------------------------------------------------------------------------

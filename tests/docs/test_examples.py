@@ -114,7 +114,7 @@ def test_code_of_ones_own_is_trained_from_its_import_path(tmp_path: Path) -> Non
     assert "root" in due
 
 
-@pytest.mark.slow  # the test above
+@pytest.mark.long  # the test above
 def test_the_task_and_the_remedy_work_where_they_are_added(tmp_path: Path) -> None:
     copy = with_the_task_and_the_remedy(tmp_path)
     script = """

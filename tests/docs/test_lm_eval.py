@@ -34,7 +34,7 @@ def test_lm_eval_parses_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parsed.model_args == {"pretrained": "my_model", "add_bos_token": False}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("template", "adds"),
     [(CHAT, False), (CHAT, True), (BEGIN + CHAT, True), (None, True)],

@@ -14,7 +14,7 @@ SEED = 237
 """Both kills strike everything: one while a checkpoint is written, one while the results of a run are."""
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_kills_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Started again with the same file, the script has nothing left to do: not even the undisturbed study."""
     file = tmp_path / "kills.csv"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hostile_fixture import POWERLESS, RUN, Hostile, can_mount, make_hostile, namespace, quoted
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 NOWHERE = "/proc/nowhere"
 CHECKPOINTS = f"results/hostile/{RUN}/checkpoints"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hostile_fixture import RUN, Hostile, make_hostile
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 NOTHING = "Nothing to be done"
 HOUR = 3600

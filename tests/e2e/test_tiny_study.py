@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from slow_cases import slow_but
+from cases_fixture import rest_long
 from study_fixture import SECRETS, TINY, Workflow
 
 from tailrl.tracking.metrics import METRICS
@@ -132,7 +132,7 @@ def test_the_pages_show_the_figures(results: Path) -> None:
     assert page.count('<figure class="chart"') == 3
 
 
-@pytest.mark.parametrize("which", slow_but(RUNS[-1:], RUNS, lambda run: f"{run[0]}-{run[1]}"))
+@pytest.mark.parametrize("which", rest_long(RUNS[-1:], RUNS, lambda run: f"{run[0]}-{run[1]}"))
 def test_wandb_can_read_its_mirror(finished: Workflow, results: Path, which: tuple[str, int]) -> None:
     arm, seed = which
     (run,) = (results / "wandb").glob(f"offline-run-*-tiny-{arm}-seed{seed}-*")
@@ -182,7 +182,7 @@ AFTER_EDITS = {
 FAST = ("reports/overview/summary.md.j2", "objective/loss.py", "rollout/transformers.py", "evaluation/evaluate.py")
 
 
-@pytest.mark.parametrize("edited", slow_but(FAST, AFTER_EDITS))
+@pytest.mark.parametrize("edited", rest_long(FAST, AFTER_EDITS))
 def test_an_edit_plans_what_depends_on_it(finished: Workflow, edited: str) -> None:
     file, expected = os.path.normpath(f"workflow/tailrl/{edited}"), AFTER_EDITS[edited]
     path = finished.folder / file
@@ -218,7 +218,7 @@ CHANGED: list[tuple[dict[str, Any], list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize("case", slow_but([CHANGED[2], CHANGED[4]], CHANGED, lambda case: "".join(case[0])))
+@pytest.mark.parametrize("case", rest_long([CHANGED[2], CHANGED[4]], CHANGED, lambda case: "".join(case[0])))
 def test_a_changed_setting_plans_what_depends_on_it(finished: Workflow, case: tuple[dict[str, Any], list[str]]) -> None:
     changes, expected = case
     assert finished.plan(study=finished.write_study(changes)) == sorted(expected)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slow_cases import slow_but
+from cases_fixture import rest_long
 from study_fixture import copy_workflow
 
 # In place of the real command: real jobs, whose training notes its GPUs and does nothing else, not even import torch.
@@ -57,7 +57,7 @@ match sys.argv[2]:
 
 
 @pytest.mark.slow  # `unit/runtime/test_devices.py`
-@pytest.mark.parametrize("case", slow_but([("4", "")], [("3,5", ""), ("4", ""), ("0,1", "1234")], " ".join))
+@pytest.mark.parametrize("case", rest_long([("4", "")], [("3,5", ""), ("4", ""), ("0,1", "1234")], " ".join))
 def test_each_job_has_a_gpu_of_its_own(tmp_path: Path, case: tuple[str, str]) -> None:
     """With two GPUs two jobs run at once, one on each; with one they wait, also for a job that is killed."""
     gpus, allocation = case

@@ -162,7 +162,7 @@ def test_a_file_of_an_arm_that_only_another_part_has(workflow: Workflow, file: s
     assert "KeyError" not in output(ended)
 
 
-@pytest.mark.slow  # the tests above
+@pytest.mark.long  # the tests above
 def test_what_is_published_is_pooled_from_there(workflow: Workflow) -> None:
     """Parts that are here come first."""
     for table, column in (("policies", "avg_mean"), ("first_k3", "k3")):
@@ -201,7 +201,7 @@ def test_the_file_of_the_catalogue_is_the_same_workflow(workflow: Workflow) -> N
     assert planned(workflow, "--snakefile", "workflow/Snakefile")["train"] == planned(workflow)["train"]
 
 
-@pytest.mark.slow  # the test above
+@pytest.mark.long  # the test above
 def test_the_workflow_is_a_module_of_another_one(workflow: Workflow) -> None:
     """As `snakedeploy` writes it, in another folder; a job of it runs."""
     folder = workflow.folder / "deployed"

@@ -90,7 +90,7 @@ OPERATIONAL: dict[str, Any] = {
 }
 
 
-@pytest.mark.slow  # the test below
+@pytest.mark.long  # the test below
 def test_operational_settings_make_no_probe_stale(finished_whole: Workflow) -> None:
     assert finished_whole.plan(*TARGETS, study=finished_whole.write_study(OPERATIONAL)) == []
 
@@ -192,7 +192,7 @@ def test_a_data_file_is_an_input(tmp_path: Path) -> None:
 # --- moved results ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_results_that_move_keep_their_times_or_are_touched(tmp_path: Path) -> None:
     """As docs/how-to/move-results.md says."""
     workflow = copy_workflow(tmp_path / "study")
@@ -235,7 +235,7 @@ def test_an_added_task_and_remedy_make_no_other_run_stale(tmp_path: Path) -> Non
 # --- an edit while a job runs --------------------------------------------------------------------------
 
 
-@pytest.mark.slow  # `training/test_results.py` and `artifacts/test_manifest.py` have it without Snakemake
+@pytest.mark.long  # `training/test_results.py` and `artifacts/test_manifest.py` have it without Snakemake
 def test_a_source_file_edited_while_its_job_runs_is_seen(tmp_path: Path) -> None:
     """By the job, at the end of Snakemake, and at its next start, which makes the result again."""
     workflow, folder = copy_workflow(tmp_path), tmp_path / "workflow/tailrl/tasks"
@@ -276,7 +276,7 @@ def test_another_study_of_the_same_name_is_refused(finished: Workflow) -> None:
     ) in refused.stderr
 
 
-@pytest.mark.slow  # the test above
+@pytest.mark.long  # the test above
 def test_a_second_study_of_the_same_name_is_refused(tmp_path: Path) -> None:
     workflow, problems = copy_workflow(tmp_path), tmp_path / "results/tiny/data/train.jsonl"
     command = ("snakemake", "--cores", "1", PROBLEMS, "--configfile")

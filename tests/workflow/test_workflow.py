@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slow_cases import slow_but
+from cases_fixture import rest_long
 from study_fixture import TINY, Workflow, copy_workflow
 
 from tailrl.config.load import read_study
@@ -204,7 +204,7 @@ def test_what_looks_at_all_studies_computes_none(workflow: Workflow) -> None:
     assert workflow.plan("overview") == ["page over all studies"]
 
 
-@pytest.mark.slow  # `test_staleness.py` plans and counts jobs of engines
+@pytest.mark.long  # `test_staleness.py` plans and counts jobs of engines
 def test_the_distributions_need_the_base_policy_and_one_job_an_engine(workflow: Workflow) -> None:
     one = workflow.write_study(
         {"distributions": {"engines": {"fp16": {"sampler": {"dtype": "float16"}}}}}, name="a.yaml"
@@ -305,7 +305,7 @@ FAST = [IMPOSSIBLE[0], IMPOSSIBLE[9], IMPOSSIBLE[-1]]
 """A key, a rule between two places, and what lies on the disk; the sentences are `config/test_refusals.py`'s."""
 
 
-@pytest.mark.parametrize("case", slow_but(FAST, IMPOSSIBLE, lambda case: ", ".join(case[0])))
+@pytest.mark.parametrize("case", rest_long(FAST, IMPOSSIBLE, lambda case: ", ".join(case[0])))
 def test_an_impossible_study_is_refused_in_one_sentence(workflow: Workflow, case: tuple[dict[str, Any], str]) -> None:
     changes, sentence = case
     study = workflow.write_study(changes)

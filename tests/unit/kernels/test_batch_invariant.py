@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases_fixture import rest_long
 from exact_fixture import CONFIGS, V, random_policy
-from slow_cases import slow_but
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -269,7 +269,7 @@ HEADS = [
 ]
 
 
-@pytest.mark.parametrize("head", slow_but([head for head in HEADS if head[::2] != (49152, torch.float32)], HEADS))
+@pytest.mark.parametrize("head", rest_long([head for head in HEADS if head[::2] != (49152, torch.float32)], HEADS))
 def test_a_row_of_logits_depends_on_that_row_alone(head: tuple[int, int, torch.dtype]) -> None:
     vocabulary, hidden, dtype = head
     rows, weight = random(4 * ROWS, hidden, dtype=dtype), random(vocabulary, hidden, dtype=dtype, seed=1)

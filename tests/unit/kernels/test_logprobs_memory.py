@@ -4,11 +4,11 @@ import subprocess
 import sys
 
 import pytest
-from slow_cases import slow_but
+from cases_fixture import rest_long
 
 
 @pytest.mark.slow  # `test_logprobs.py` counts the rows of a chunk
-@pytest.mark.parametrize("log_rho", slow_but((-13.0,), (None, -13.0)))
+@pytest.mark.parametrize("log_rho", rest_long((-13.0,), (None, -13.0)))
 def test_the_process_does_not_grow_with_the_rows(log_rho: float | None) -> None:
     """What stays of a chunk must lie in no hole that a large piece left: the next one would fit in no more.
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slow_cases import slow_but
 
 from tailrl.config.policy import PretrainedPolicy
 from tailrl.model import tokenizer_trial
@@ -55,7 +54,8 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("name", slow_but((), HOSTILE))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HOSTILE)
 def test_what_is_hostile_is_one_sentence(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer_trial, "SECONDS", 4.0)
     change, words = HOSTILE[name]

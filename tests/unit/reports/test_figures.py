@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cases_fixture import rest_long
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection
@@ -15,7 +16,6 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
-from slow_cases import slow_but
 
 from tailrl.artifacts.results import read_results
 from tailrl.config.study import Study
@@ -187,7 +187,7 @@ CURVES = [(arms, steps) for arms in (ARMS, NINE) for steps in (1, 5, 40, 200)]
 FEW = [(NINE, 1), (ARMS, 5), (NINE, 200)]
 
 
-@pytest.mark.parametrize("case", slow_but(FEW, CURVES, lambda case: f"{len(case[0])}-{case[1]}"))
+@pytest.mark.parametrize("case", rest_long(FEW, CURVES, lambda case: f"{len(case[0])}-{case[1]}"))
 def test_equal_curves_all_show(case: tuple[tuple[str, ...], int]) -> None:
     """Exact zeros, for example: the panel has each arm's colour, and each arm its own steps for markers."""
     arms, steps = case
@@ -199,7 +199,9 @@ def test_equal_curves_all_show(case: tuple[tuple[str, ...], int]) -> None:
         assert len(set(itertools.chain(*places))) == sum(map(len, places))
 
 
-@pytest.mark.parametrize("bases", slow_but((ARMS[:2], ARMS), (ARMS[:2], ARMS, NINE[:7]), lambda bases: str(len(bases))))
+@pytest.mark.parametrize(
+    "bases", rest_long((ARMS[:2], ARMS), (ARMS[:2], ARMS, NINE[:7]), lambda bases: str(len(bases)))
+)
 def test_equal_values_of_an_ablation_all_show(bases: tuple[str, ...]) -> None:
     zero = Interval(0.0, 0.0, 0.0, 3)
     gain = paired_difference([1, 0.5], [0, 0.4])

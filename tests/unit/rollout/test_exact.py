@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases_fixture import rest_long
 from exact_fixture import (
     CONFIGS,
     MAX_LENGTH,
@@ -23,7 +24,6 @@ from exact_fixture import (
     sampler_of,
 )
 from scipy.stats import chisquare
-from slow_cases import slow_but
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedModel
 
@@ -81,7 +81,7 @@ def compare(pair: Pair, compositions: int, largest: int, seed: int) -> tuple[int
 # --- to the bit --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", slow_but(FAST, CASES, " ".join))
+@pytest.mark.parametrize("case", rest_long(FAST, CASES, " ".join))
 def test_every_log_prob_is_the_trainers(pairs: dict[tuple[str, str], Pair], case: tuple[str, str]) -> None:
     wrong, total = compare(pairs[case], 7, 150, CASES.index(case))
     assert total > 2500
@@ -114,7 +114,7 @@ def test_one_thread_or_two(pair: Pair, threads: int) -> None:
     assert wrong == 0
 
 
-@pytest.mark.parametrize("dtype", slow_but(("bfloat16",), ("float32", "bfloat16")))
+@pytest.mark.parametrize("dtype", rest_long(("bfloat16",), ("float32", "bfloat16")))
 def test_a_request_gives_the_same_bits_in_any_batch(pairs: dict[tuple[str, str], Pair], dtype: str) -> None:
     _, sampler = pairs["llama", dtype]
     requests, decoding = random_requests(180, threshold=-3.0), Decoding(1.0, 30, "min_p")
@@ -139,7 +139,7 @@ def test_a_shared_prompt_gives_the_same_bits_as_its_own_copy(pair: Pair) -> None
 
 
 @pytest.mark.slow  # `kernels/test_batch_invariant.py`
-@pytest.mark.parametrize("dtype", slow_but(("bfloat16",), ("float32", "bfloat16")))
+@pytest.mark.parametrize("dtype", rest_long(("bfloat16",), ("float32", "bfloat16")))
 def test_sequences_longer_than_one_product_of_values(dtype: str, tmp_path: Path) -> None:
     longest = 612
     assert longest > 4 * batch_invariant.VALUES

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cases_fixture import rest_long
 from definitions import disturbed, safe_tokens, softmax
 from exact_fixture import (
     CONFIGS,
@@ -23,7 +24,6 @@ from exact_fixture import (
     sampler_of,
 )
 from scipy.stats import chisquare
-from slow_cases import slow_but
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from transformers_fixture import DTYPES, GQA, close, engine_of
 
@@ -66,7 +66,7 @@ CASES = [(name, temperature) for name in CONFIGS for temperature in (1.0, 0.7)]
 FAST = [(name, (1.0, 0.7)[place % 2]) for place, name in enumerate(CONFIGS)]
 
 
-@pytest.mark.parametrize("case", slow_but(FAST, CASES, lambda case: f"{case[0]} at {case[1]}"))
+@pytest.mark.parametrize("case", rest_long(FAST, CASES, lambda case: f"{case[0]} at {case[1]}"))
 def test_records_are_those_of_a_whole_forward_in_float64(
     engines: dict[str, TransformersSampler], case: tuple[str, float]
 ) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases_fixture import rest_long
 from exact_fixture import CONFIGS, MAX_LENGTH, STOP_TOKENS, random_policy, random_requests, same_bits
 from families import write_family
-from slow_cases import slow_but
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers_fixture import DTYPES, GQA, close, engine_of
@@ -131,7 +131,7 @@ CASES = [(name, dtype) for name in CONFIGS for dtype in DTYPES]
 FAST = [(name, DTYPES[(place + 2) % 4]) for place, name in enumerate(CONFIGS)]
 
 
-@pytest.mark.parametrize("case", slow_but(FAST, CASES, " ".join))
+@pytest.mark.parametrize("case", rest_long(FAST, CASES, " ".join))
 def test_the_self_test_passes(folders: dict[str, Path], case: tuple[str, str]) -> None:
     sampler = engine_of(folders[case[0]], *case)
     for rule, threshold in RULES:

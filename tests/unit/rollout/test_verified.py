@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
+from cases_fixture import rest_long
 from exact_fixture import MAX_LENGTH, STOP_TOKENS, V, random_policy, random_requests, same_bits, sampler_of
 from scipy.stats import chisquare
-from slow_cases import slow_but
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -93,7 +93,7 @@ CASES = [(proposer, name) for proposer in PROPOSERS for name in DECODINGS]
 FAST = [case for case in CASES if case[0] in ("same", "nonsense") or case == ("near", "min_p")]
 
 
-@pytest.mark.parametrize("case", slow_but(FAST, CASES, "-".join))
+@pytest.mark.parametrize("case", rest_long(FAST, CASES, "-".join))
 def test_a_response_is_the_trainers_with_any_proposer(
     trainer: PreTrainedModel, exact: ExactSampler, proposers: dict[str, Sampler], case: tuple[str, str]
 ) -> None:

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases_fixture import rest_long
 from definitions import safe_tokens, softmax
-from slow_cases import slow_but
 from step_fixture import run_of
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -134,7 +134,7 @@ def cramped(engines: dict[str, VllmSampler], folder: Path) -> VllmSampler:
     return engines["cramped"]
 
 
-@pytest.fixture(params=slow_but(("bfloat16",), DTYPES))
+@pytest.fixture(params=rest_long(("bfloat16",), DTYPES))
 def engine(request: pytest.FixtureRequest, engines: dict[str, VllmSampler], policy: PreTrainedModel) -> VllmSampler:
     """Both engines in turn, with the policy's weights; that in float32, which `engine32` tests have too, slowly."""
     sampler = engines[request.param]

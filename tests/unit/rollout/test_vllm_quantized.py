@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from slow_cases import slow_but
+from cases_fixture import rest_long
 from step_fixture import run_of
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, PreTrainedModel, Qwen2Config
@@ -62,8 +62,8 @@ SCALED_CASE, INT4_CASE = ("llama", "int8 and cache"), ("qwen2", "int4")
 """int4 is for the slow tests: its engine takes 12 s for its first batch."""
 HAS_CACHE = not quantization.missing_instructions(SamplerSettings(kv_cache_dtype="fp8_e4m3"))
 INT8_CASE = SCALED_CASE if HAS_CACHE else ("llama", "int8")
-CASES = slow_but((INT8_CASE,), [(kind, name) for name in FORMATS for kind in CONFIGS], " ".join)
-SPOILT = slow_but((INT8_CASE,), (INT8_CASE, INT4_CASE), " ".join)
+CASES = rest_long((INT8_CASE,), [(kind, name) for name in FORMATS for kind in CONFIGS], " ".join)
+SPOILT = rest_long((INT8_CASE,), (INT8_CASE, INT4_CASE), " ".join)
 
 
 def random_model(kind: str, seed: int) -> PreTrainedModel:

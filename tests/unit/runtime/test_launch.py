@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
-from slow_cases import slow_but
+from cases_fixture import rest_long
 from step_fixture import run_of
 
 from tailrl.runtime.launch import run_beside
@@ -269,7 +269,7 @@ def test_a_stray_error_file_swallows_no_sentence(tmp_path: Path, monkeypatch: py
     assert (tmp_path / "error.json").read_text(encoding="utf-8") == "of another program"
 
 
-@pytest.mark.parametrize("count", slow_but(("0",), ("0", "-1", "two", "1.5")))
+@pytest.mark.parametrize("count", rest_long(("0",), ("0", "-1", "two", "1.5")))
 def test_a_number_of_ranks_is_a_number(count: str) -> None:
     ended = tailrl("job", "train", f"--ranks={count}")
     assert (ended.returncode, ended.stdout) == (1, "")

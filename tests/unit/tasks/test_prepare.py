@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from slow_cases import slow_but
+from cases_fixture import rest_long
 
 from tailrl.artifacts.manifest import policy_digest
 from tailrl.config.jobs import Problems
@@ -151,7 +151,7 @@ def test_a_policy_from_scratch(tmp_path: Path) -> None:
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
 
 
-@pytest.mark.parametrize("tried", slow_but((False,), (False, True)), indirect=True)
+@pytest.mark.parametrize("tried", rest_long((False,), (False, True)), indirect=True)
 @pytest.mark.usefixtures("tried")
 def test_a_pretrained_policy_is_copied(policy_folder: Path, tmp_path: Path) -> None:
     settings = PretrainedPolicy(source="pretrained", path=str(policy_folder))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
-from slow_cases import slow_but
+from cases_fixture import rest_long
 
 GOOD = {"problem": "What is 1 + 1?", "answer": "2"}
 PROBE = r"""
@@ -93,7 +93,7 @@ BOMBS: dict[str, tuple[Callable[[Path], None], str, str]] = {
 SLOW = ("20 GB in small rows", "a row of 1 GB", "a column that decompresses to 4 GB")
 
 
-@pytest.mark.parametrize("bomb", slow_but([name for name in BOMBS if name not in SLOW], BOMBS))
+@pytest.mark.parametrize("bomb", rest_long([name for name in BOMBS if name not in SLOW], BOMBS))
 def test_a_bomb_is_one_sentence(tmp_path: Path, bomb: str) -> None:
     """With at most 2.5 GB of memory, and 120 s of a processor."""
     make, ending, sentence = BOMBS[bomb]

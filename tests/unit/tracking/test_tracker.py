@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slow_cases import slow_but
+from cases_fixture import rest_long
 from wandb_fixture import FAKE
 
 from tailrl.config.jobs import Run
@@ -149,7 +149,7 @@ FAULTS += ["death at init", "death at step 1"]
 SILENCES = ["silence at import", "silence at init", "silence at step 0", "silence at finish"]
 
 
-@pytest.mark.parametrize("fault", slow_but([*FAULTS, "silence at step 0"], FAULTS + SILENCES))
+@pytest.mark.parametrize("fault", rest_long([*FAULTS, "silence at step 0"], FAULTS + SILENCES))
 def test_no_fault_of_wandb_reaches_training(
     tmp_path: Path, server: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], fault: str
 ) -> None:
@@ -251,7 +251,7 @@ def test_wandb_is_offline_unless_it_is_told_otherwise(tmp_path: Path, monkeypatc
     assert [line.rsplit(maxsplit=1)[0].strip() for line in summary[:2]] == ["At a glance/k3", "At a glance/reward"]
 
 
-@pytest.mark.parametrize("key", slow_but(("short", None), ("0" * 40, "short", None)))
+@pytest.mark.parametrize("key", rest_long(("short", None), ("0" * 40, "short", None)))
 def test_a_server_that_never_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], key: str | None
 ) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases_fixture import rest_long
 from definitions import disturbed, safe_tokens
 from sampler_fixture import PlainSampler
-from slow_cases import slow_but
 from step_fixture import DVP, RHO, make_rollouts, run_of, samples_of
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -110,7 +110,7 @@ def test_a_stale_engine_gets_copies_of_earlier_weights(
         assert all(torch.equal(handed[name], expected[name]) for name in expected)
 
 
-@pytest.mark.parametrize("staleness", slow_but((0,), (0, 1)))
+@pytest.mark.parametrize("staleness", rest_long((0,), (0, 1)))
 def test_staleness_zero_is_no_disturbance(
     files: Path, policy_folder: Path, plain_samplers: list[PlainSampler], staleness: int
 ) -> None:
@@ -168,7 +168,7 @@ def test_the_matched_control_of_staleness_delays_the_gradient(model: PreTrainedM
 
 
 @pytest.mark.parametrize("vocabulary", [{}, DVP], ids=["full", "min_p"])
-@pytest.mark.parametrize("cause", slow_but(("all",), CAUSES))
+@pytest.mark.parametrize("cause", rest_long(("all",), CAUSES))
 @pytest.mark.usefixtures("plain_samplers")
 def test_the_matched_control_has_no_mismatch(
     files: Path, policy_folder: Path, cause: str, vocabulary: dict[str, Any]

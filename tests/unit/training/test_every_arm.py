@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 import yaml
 from arms_fixture import DISTURBANCES, EXTRAS, FACTORS, VOCABULARIES, Choice, arm_of, every_combination, reasons
+from cases_fixture import rest_long
 from sampler_fixture import PlainSampler
-from slow_cases import slow_but
 from step_fixture import run_of
 
 from tailrl.artifacts.metrics import read_metrics
@@ -195,7 +195,7 @@ def trained(files: Path, policy: Path, arm: Choice, **training: Any) -> list[dic
 
 
 @pytest.mark.usefixtures("plain_samplers")
-@pytest.mark.parametrize("choice", slow_but(each_once(COVERING + LATER), COVERING + LATER, name_of))
+@pytest.mark.parametrize("choice", rest_long(each_once(COVERING + LATER), COVERING + LATER, name_of))
 def test_every_admitted_combination_trains(files: Path, policy_folder: Path, choice: Choice) -> None:
     metrics = trained(files, policy_folder, arm_of(choice), minibatches=choice["minibatches"])
     assert [line["train/step"] for line in metrics] == [0, 1]
@@ -219,7 +219,7 @@ def test_every_admitted_combination_trains(files: Path, policy_folder: Path, cho
 
 
 @pytest.mark.usefixtures("plain_samplers")
-@pytest.mark.parametrize("entry", slow_but(not_held(each_once(COVERING + LATER)), CATALOGUE, lambda own: own["name"]))
+@pytest.mark.parametrize("entry", rest_long(not_held(each_once(COVERING + LATER)), CATALOGUE, lambda own: own["name"]))
 def test_every_remedy_of_the_catalogue_trains(files: Path, policy_folder: Path, entry: Choice) -> None:
     """At every change it does so in an arm above that has all its settings, or else here."""
     metrics = trained(files, policy_folder, entry["arm"])

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases_fixture import rest_long
 from run_fixture import Runs, make_runs
-from slow_cases import slow_but
 from step_fixture import make_rollouts, run_of, samples_of
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -222,7 +222,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: Exception, *calls: int) -> l
     return made
 
 
-@pytest.mark.parametrize("staleness", slow_but((1,), (0, 1)))
+@pytest.mark.parametrize("staleness", rest_long((1,), (0, 1)))
 def test_an_engine_that_fails_is_restarted_and_the_step_repeated(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], staleness: int
 ) -> None:
@@ -358,7 +358,7 @@ HANGING = {
 }
 
 
-@pytest.mark.parametrize("how", slow_but(("asleep",), HANGING))
+@pytest.mark.parametrize("how", rest_long(("asleep",), HANGING))
 def test_an_engine_that_hangs_ends_the_process_in_time(how: str) -> None:
     grace = 10.0 if how == "asleep" else 1.0
     script = (

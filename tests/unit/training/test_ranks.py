@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases_fixture import rest_long
 from ranks_fixture import on_ranks
-from slow_cases import slow_but
 from step_fixture import DVP, make_rollouts, run_of, samples_of
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -97,7 +97,7 @@ CASES = [*((arm, torch.float64) for arm in ARMS), ("naive", torch.float32)]
 FAST = [("one micro-batch", torch.float64), ("kept", torch.float64), ("naive", torch.float32)]
 
 
-@pytest.mark.parametrize("case", slow_but(FAST, CASES, lambda case: f"{case[0]}-{case[1]}"))
+@pytest.mark.parametrize("case", rest_long(FAST, CASES, lambda case: f"{case[0]}-{case[1]}"))
 def test_two_ranks_update_as_one_process(model: PreTrainedModel, tmp_path: Path, case: tuple[str, torch.dtype]) -> None:
     arm, dtype = case
     settings, training = ARMS[arm]

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases_fixture import rest_long
 from ranks_fixture import on_ranks
 from run_fixture import Interrupted, Result, Runs, interrupt_at, make_runs
 from safetensors.torch import load
 from sampler_fixture import PlainSampler
-from slow_cases import slow_but
 from transformers import PreTrainedModel
 
 from tailrl.config.jobs import Run
@@ -90,7 +90,7 @@ def assert_same(found: Result, expected: Result) -> None:
 CASES = [(before, after, arm) for before, after in ((2, 1), (1, 2)) for arm in ARMS]
 
 
-@pytest.mark.parametrize("case", slow_but([(2, 1, "budget")], CASES, lambda case: "-".join(map(str, case))))
+@pytest.mark.parametrize("case", rest_long([(2, 1, "budget")], CASES, lambda case: "-".join(map(str, case))))
 def test_a_run_goes_on_with_another_number_of_ranks(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, case: tuple[int, int, str]
 ) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases_fixture import rest_long
 from power_cut import Disk
 from run_fixture import Interrupted, Runs, interrupt_at, make_runs
-from slow_cases import slow_but
 from transformers import PreTrainedTokenizerBase
 
 from tailrl.artifacts.manifest import MANIFEST, read_manifest, write_manifest
@@ -237,7 +237,7 @@ def test_second_names_are_removed_only_without_a_holder_or_states(runs: Runs, mo
 # --- the moment of the end -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("moment", slow_but(("save_policy", "give"), ("save_policy", "sync", "give")))
+@pytest.mark.parametrize("moment", rest_long(("save_policy", "give"), ("save_policy", "sync", "give")))
 def test_a_process_that_dies_as_it_writes_its_results_loses_nothing(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:

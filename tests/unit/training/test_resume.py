@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases_fixture import rest_long
 from run_fixture import Interrupted, Result, Runs, interrupt_at, make_runs
 from safetensors import safe_open
-from slow_cases import slow_but
 from transformers.utils import chat_template_utils
 
 from tailrl.artifacts.metrics import read_steps
@@ -62,7 +62,7 @@ def interrupted(runs: Runs, *arguments: Any, **others: Any) -> None:
 # --- to the bit ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arm", slow_but(("stale", "budget"), ARMS))
+@pytest.mark.parametrize("arm", rest_long(("stale", "budget"), ARMS))
 def test_an_interrupted_run_ends_as_an_undisturbed_one(runs: Runs, monkeypatch: pytest.MonkeyPatch, arm: str) -> None:
     """Before its first checkpoint, after one, once more without any progress, and in its last step."""
     run = runs.settings(ARMS[arm])

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
+from cases_fixture import rest_long
 from run_fixture import SIZES, Interrupted, interrupt_at, make_runs
-from slow_cases import slow_but
 
 from tailrl.config.training import Training
 from tailrl.tasks.problem import Problem
@@ -39,7 +39,7 @@ def test_a_run_ends_at_the_alarm_and_says_why(
     assert ended.policy == six.policy  # nothing else was done to it
 
 
-@pytest.mark.parametrize("interrupted_in", slow_but((6,), (5, 6)))
+@pytest.mark.parametrize("interrupted_in", rest_long((6,), (5, 6)))
 def test_an_interrupted_run_ends_at_the_same_alarm(
     policy_folder: Path,
     problems: list[Problem],

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases_fixture import rest_long
 from numpy.typing import NDArray
-from slow_cases import slow_but
 
 from tailrl.config.arm import Arm
 from tailrl.objective.advantages import ESTIMATORS
@@ -96,7 +96,7 @@ FAST = [case for case in CASES if case[1] == 1 or case[0] in ("dvp_mis", "gspo")
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-@pytest.mark.parametrize("case", slow_but(FAST, CASES, lambda case: "-".join(map(str, case))))
+@pytest.mark.parametrize("case", rest_long(FAST, CASES, lambda case: "-".join(map(str, case))))
 def test_every_step_there_is(case: tuple[str, int, int, int], estimator: str) -> None:
     name, prompts, length, group = case
     arm = Arm(estimator=estimator, **ARMS[name])
