@@ -9,7 +9,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 MOST_BYTES = 400e6
-PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+PINNED, OTHERS = "3.11", ("3.12", "3.13", "3.14")
+PYTHONS = [
+    pytest.param(PINNED, marks=pytest.mark.slow),
+    *(pytest.param(name, marks=pytest.mark.long) for name in OTHERS),
+]
 
 
 def interpreter(version: str) -> Path | None:
@@ -33,7 +37,6 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("version", PYTHONS)
 def test_a_new_environment(version: str, sources: Path, tmp_path: Path) -> None:
     python = interpreter(version)
