@@ -26,7 +26,7 @@ def test_one_of_each_kind_is_drawn(name: str) -> None:
     assert svg_of(FIGURES[KINDS[name]]()).count("<path") > 20
 
 
-@pytest.mark.slow
+@pytest.mark.long  # the site's build draws them
 def test_every_figure_is_drawn() -> None:
     assert len(FIGURES) > 90
     for draw in FIGURES.values():
