@@ -26,7 +26,6 @@ from tailrl.page_parts.number_text import scientific, short
 from tailrl.reports.overview.evidence import (
     SEARCH,
     StudyResults,
-    command_of,
     read_answers,
     read_shown,
     verdicts_of_statements,
@@ -292,12 +291,6 @@ def samples(study: str) -> int:
     return settings_of(study).evaluation.samples
 
 
-def endpoints(studies: Sequence[str]) -> dict[str, str]:
-    """The endpoints that the studies' files fix, by study; of a part, that of its study."""
-    wholes = {name: settings_of(name) for name in dict.fromkeys(whole_and_part(study)[0] for study in studies)}
-    return {name: study.endpoint.removesuffix(".") for name, study in wholes.items() if study.endpoint}
-
-
 def floor(study: str, arm: str) -> str:
     """The share of sampled tokens that come from a uniform distribution."""
     return f"{100 * run_of(study, arm).disturbance.floor:g} %"
@@ -309,19 +302,16 @@ def seeds(study: str, arm: str) -> int:
     return int(_cell(row, "avg_n", study))
 
 
-def ran(study: str) -> str:
-    """What ran, where and with which code, in one line."""
+def runs(study: str) -> int:
+    """Runs of a study, or of a part."""
+    # An arm can be in an ablation too: it counts once.
+    return sum({row["arm"]: int(row["avg_n"]) for row in _scores(study)}.values())
+
+
+def commits(study: str) -> list[str]:
+    """The commits of a study's runs, in seven digits."""
     made_by = _published(study, "made_by")[0]
-    runs = {row["arm"]: int(row["avg_n"]) for row in _scores(study)}
-    torch = (re.search(r"\btorch (\d+\.\d+\.\d+)", made_by["versions"]) or ["", "unknown"])[1]
-    where = ", ".join(made_by["hardware"].split(", ")[:2])
-    commits = " and ".join(f"`{commit[:7]}`" for commit in re.findall(r"\b[0-9a-f]{40}\b", made_by["commit"]))
-    return f"{sum(runs.values())} runs, commit {commits}, torch {torch}, {where}"
-
-
-def command(study: str) -> str:
-    """The command that makes it again."""
-    return command_of(study)
+    return [commit[:7] for commit in re.findall(r"\b[0-9a-f]{40}\b", made_by["commit"])]
 
 
 def smallest(*numbers: Number | float) -> Number:
@@ -372,7 +362,7 @@ LOOKUPS: tuple[Callable[..., object], ...] = (
         pooled,
         over_one_minus_p,
     ),
-    *(run_of, rate, steps, samples, endpoints, floor, seeds, ran, command, smallest, largest, ratio),
+    *(run_of, rate, steps, samples, floor, seeds, smallest, largest, ratio),
 )
 """What a template calls, by the functions' own names."""
 
