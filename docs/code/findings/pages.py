@@ -55,13 +55,13 @@ def rendered() -> tuple[dict[str, str], Drawings]:
     return pages | {"README": _tidy(render("_five.md.j2", at="docs/findings/", up="docs/"))}, drawings
 
 
-def scope(study: str, arm: str = "") -> str:
-    """What trains on what, in one sentence."""
+def scope(study: str, arm: str = "", seeds: str = "") -> str:
+    """What trains on what, in one sentence; `seeds` says how many where a study has parts."""
     line = next(line for one in shown() if one.name == study for line in one.claims if line.arms)
-    seeds = " or ".join(map(str, sorted(set(map(len, settings_of(study).arm_seeds().values())))))
+    numbers = " or ".join(map(str, sorted(set(map(len, settings_of(study).arm_seeds().values())))))
     return (
-        f"Task {line.task}; policy {line.policy}; learning rate {rate(study, arm)}; {steps(study, arm)} steps; "
-        f"{seeds} {'seed' if seeds == '1' else 'seeds'}."
+        f"Task {line.task}; policy {line.policy}; rate {rate(study, arm)}; {steps(study, arm)} steps; "
+        f"{seeds or numbers + (' seed' if numbers == '1' else ' seeds')}."
     )
 
 
