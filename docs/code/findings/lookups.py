@@ -7,7 +7,7 @@ Shares are fractions of 1 inside, and percent or points where they are printed.
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path

@@ -15,7 +15,7 @@ from findings.figures import (
     harm_points,
     shape_rows,
 )
-from findings.flips import FLIP_LOOKUPS
+from findings.flips import flip_ratios
 from findings.lookups import LOOKUPS, RESULTS, ROOT, commits, rate, runs, settings_of, shown, steps
 from findings.number import Number
 from tailrl.artifacts.tables import Row, write_csv
@@ -49,7 +49,7 @@ def rendered() -> tuple[dict[str, str], Drawings]:
         drawings[name] = dot_rows(rows), lambda path: draw_dots(path, rows, label, line)
         return f"../figures/{name}.svg"
 
-    render = renderer(TEMPLATES, dots, scope, provenance, *LOOKUPS, *FLIP_LOOKUPS)
+    render = renderer(TEMPLATES, dots, scope, provenance, *LOOKUPS, flip_ratios)
     groups = read_yaml(TEMPLATES / "groups.yaml")
     pages = {name: _tidy(render(f"{name}.md.j2", page=name, groups=groups, at="", up="../")) for name in PAGES}
     return pages | {"README": _tidy(render("_five.md.j2", at="docs/findings/", up="docs/"))}, drawings
