@@ -15,20 +15,16 @@ from pathlib import Path
 from findings.number import Number
 from tailrl.artifacts.claims import Verdict
 from tailrl.artifacts.published import read_published
-from tailrl.claims.catalogue import STATEMENTS, Statement
-from tailrl.claims.finding import CONTRADICTED
 from tailrl.config.jobs import Run
 from tailrl.config.load import read_study
 from tailrl.config.results import whole_and_part
 from tailrl.config.sampler import VllmSettings
 from tailrl.config.study import BASE_ARM, Study
-from tailrl.page_parts.number_text import scientific, short
+from tailrl.page_parts.number_text import scientific
 from tailrl.reports.overview.evidence import (
     SEARCH,
     StudyResults,
-    read_answers,
     read_shown,
-    verdicts_of_statements,
 )
 from tailrl.runtime.errors import StudyError
 from tailrl.stats.intervals import mean_interval
@@ -90,9 +86,9 @@ def k3(study: str, arm: str) -> Number:
     return _trained(study, arm, "k3_unmasked")
 
 
-def rejected(study: str, arm: str, by: str = "rejected") -> Number:
-    """The share of responses that a weight rejects, or (`vetoed`) a veto."""
-    return replace(_trained(study, arm, by), unit="share")
+def rejected(study: str, arm: str) -> Number:
+    """The share of responses that a weight rejects."""
+    return replace(_trained(study, arm, "rejected"), unit="share")
 
 
 def cell(place: str, column: str, unit: str = "", **where: str) -> Number:
@@ -215,12 +211,6 @@ def speaking(name: str, arms: str) -> list[str]:
     return [one.name for one in shown() if any((line.id, line.arms) == (name, arms) for line in one.claims)]
 
 
-def contradicted() -> list[Statement]:
-    """Statements and expected answers that the studies made for them contradict, at least in part."""
-    verdicts = verdicts_of_statements(read_answers([RESULTS])[1])
-    return [statement for statement in STATEMENTS if CONTRADICTED in verdicts.get(statement.id, "")]
-
-
 def effect(line: Verdict) -> Number:
     """A claim's effect; the interval is over seeds."""
     unit = "points" if line.unit == "share of samples" else ""
@@ -324,11 +314,6 @@ def largest(*numbers: Number | float) -> Number:
     return max(map(_as_number, numbers), key=lambda number: number.mean)
 
 
-def ratio(above: Number, below: Number) -> str:
-    """One mean over another, in two digits."""
-    return short(above.mean / below.mean)
-
-
 def _as_number(value: Number | float) -> Number:
     return value if isinstance(value, Number) else Number(value)
 
@@ -357,12 +342,11 @@ LOOKUPS: tuple[Callable[..., object], ...] = (
         flips,
         claim,
         speaking,
-        contradicted,
         effect,
         pooled,
         over_one_minus_p,
     ),
-    *(run_of, rate, steps, samples, floor, seeds, smallest, largest, ratio),
+    *(run_of, rate, steps, floor, seeds, smallest, largest),
 )
 """What a template calls, by the functions' own names."""
 
