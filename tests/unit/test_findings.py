@@ -103,7 +103,7 @@ def test_every_link_and_figure_of_the_pages_is_there(written) -> None:
 
 
 def test_a_page_is_read_in_a_minute(written) -> None:
-    """At 250 words a minute or so; a table is skimmed. `skill` has room for the intervals of its warm starts to come."""
+    """`skill` has room for the intervals of the warm starts that are to come."""
     pages, _ = written
     archive = read_yaml(TEMPLATES / "groups.yaml")["archive"]
     limits = dict.fromkeys(pages, 300) | dict.fromkeys(archive, 120)
