@@ -43,8 +43,6 @@ LOOKS = {
     "DVP": (RED, "D"),
     "DVP, paper's ρ": (RED, "1"),
     "DVP + MIS": (GREEN, "d"),
-    "top-p": (RED, "<"),
-    "top-k": (RED, ">"),
     "verified": (BLACK, "*"),
     "float16 engine": (BLUE, "2"),
 }

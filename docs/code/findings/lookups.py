@@ -7,7 +7,7 @@ Shares are fractions of 1 inside, and percent or points where they are printed.
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -15,21 +15,16 @@ from pathlib import Path
 from findings.number import Number
 from tailrl.artifacts.claims import Verdict
 from tailrl.artifacts.published import read_published
-from tailrl.claims.catalogue import STATEMENTS, Statement
-from tailrl.claims.finding import CONTRADICTED
 from tailrl.config.jobs import Run
 from tailrl.config.load import read_study
 from tailrl.config.results import whole_and_part
 from tailrl.config.sampler import VllmSettings
 from tailrl.config.study import BASE_ARM, Study
-from tailrl.page_parts.number_text import scientific, short
+from tailrl.page_parts.number_text import scientific
 from tailrl.reports.overview.evidence import (
     SEARCH,
     StudyResults,
-    command_of,
-    read_answers,
     read_shown,
-    verdicts_of_statements,
 )
 from tailrl.runtime.errors import StudyError
 from tailrl.stats.intervals import mean_interval
@@ -91,9 +86,9 @@ def k3(study: str, arm: str) -> Number:
     return _trained(study, arm, "k3_unmasked")
 
 
-def rejected(study: str, arm: str, by: str = "rejected") -> Number:
-    """The share of responses that a weight rejects, or (`vetoed`) a veto."""
-    return replace(_trained(study, arm, by), unit="share")
+def rejected(study: str, arm: str) -> Number:
+    """The share of responses that a weight rejects."""
+    return replace(_trained(study, arm, "rejected"), unit="share")
 
 
 def cell(place: str, column: str, unit: str = "", **where: str) -> Number:
@@ -216,12 +211,6 @@ def speaking(name: str, arms: str) -> list[str]:
     return [one.name for one in shown() if any((line.id, line.arms) == (name, arms) for line in one.claims)]
 
 
-def contradicted() -> list[Statement]:
-    """Statements and expected answers that the studies made for them contradict, at least in part."""
-    verdicts = verdicts_of_statements(read_answers([RESULTS])[1])
-    return [statement for statement in STATEMENTS if CONTRADICTED in verdicts.get(statement.id, "")]
-
-
 def effect(line: Verdict) -> Number:
     """A claim's effect; the interval is over seeds."""
     unit = "points" if line.unit == "share of samples" else ""
@@ -292,12 +281,6 @@ def samples(study: str) -> int:
     return settings_of(study).evaluation.samples
 
 
-def endpoints(studies: Sequence[str]) -> dict[str, str]:
-    """The endpoints that the studies' files fix, by study; of a part, that of its study."""
-    wholes = {name: settings_of(name) for name in dict.fromkeys(whole_and_part(study)[0] for study in studies)}
-    return {name: study.endpoint.removesuffix(".") for name, study in wholes.items() if study.endpoint}
-
-
 def floor(study: str, arm: str) -> str:
     """The share of sampled tokens that come from a uniform distribution."""
     return f"{100 * run_of(study, arm).disturbance.floor:g} %"
@@ -309,19 +292,16 @@ def seeds(study: str, arm: str) -> int:
     return int(_cell(row, "avg_n", study))
 
 
-def ran(study: str) -> str:
-    """What ran, where and with which code, in one line."""
+def runs(study: str) -> int:
+    """Runs of a study, or of a part."""
+    # An arm can be in an ablation too: it counts once.
+    return sum({row["arm"]: int(row["avg_n"]) for row in _scores(study)}.values())
+
+
+def commits(study: str) -> list[str]:
+    """The commits of a study's runs, in seven digits."""
     made_by = _published(study, "made_by")[0]
-    runs = {row["arm"]: int(row["avg_n"]) for row in _scores(study)}
-    torch = (re.search(r"\btorch (\d+\.\d+\.\d+)", made_by["versions"]) or ["", "unknown"])[1]
-    where = ", ".join(made_by["hardware"].split(", ")[:2])
-    commits = " and ".join(f"`{commit[:7]}`" for commit in re.findall(r"\b[0-9a-f]{40}\b", made_by["commit"]))
-    return f"{sum(runs.values())} runs, commit {commits}, torch {torch}, {where}"
-
-
-def command(study: str) -> str:
-    """The command that makes it again."""
-    return command_of(study)
+    return [commit[:7] for commit in re.findall(r"\b[0-9a-f]{40}\b", made_by["commit"])]
 
 
 def smallest(*numbers: Number | float) -> Number:
@@ -332,11 +312,6 @@ def smallest(*numbers: Number | float) -> Number:
 def largest(*numbers: Number | float) -> Number:
     """The one with the largest mean."""
     return max(map(_as_number, numbers), key=lambda number: number.mean)
-
-
-def ratio(above: Number, below: Number) -> str:
-    """One mean over another, in two digits."""
-    return short(above.mean / below.mean)
 
 
 def _as_number(value: Number | float) -> Number:
@@ -367,12 +342,11 @@ LOOKUPS: tuple[Callable[..., object], ...] = (
         flips,
         claim,
         speaking,
-        contradicted,
         effect,
         pooled,
         over_one_minus_p,
     ),
-    *(run_of, rate, steps, samples, endpoints, floor, seeds, ran, command, smallest, largest, ratio),
+    *(run_of, rate, steps, floor, seeds, smallest, largest),
 )
 """What a template calls, by the functions' own names."""
 

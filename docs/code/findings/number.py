@@ -26,11 +26,6 @@ class Number:
         return f"{self._text(self.mean)} %" if self.unit in ("%", "share") else self._text(self.mean)
 
     @property
-    def range(self) -> str:
-        """The interval alone."""
-        return f"[{self._text(self.low)}, {self._text(self.high)}]"
-
-    @property
     def tested(self) -> str:
         """With interval and p, if it has one."""
         return str(self) if math.isnan(self.p) else f"{self}, {self.probability}"
@@ -38,15 +33,13 @@ class Number:
     @property
     def probability(self) -> str:
         """p alone, as `p = 0.012`."""
-        return f"p {self.chance}" if self.chance.startswith("<") else f"p = {self.chance}"
-
-    @property
-    def chance(self) -> str:
-        """p alone."""
-        return "1" if self.p > 0.9995 else p_value(self.p)
+        found = "1" if self.p > 0.9995 else p_value(self.p)
+        return f"p {found}" if found.startswith("<") else f"p = {found}"
 
     def __str__(self) -> str:
-        return self.bare if math.isnan(self.low) else f"{self.bare} {self.range}"
+        if math.isnan(self.low):
+            return self.bare
+        return f"{self.bare} [{self._text(self.low)}, {self._text(self.high)}]"
 
     def _text(self, value: float) -> str:
         if self.unit == "%":

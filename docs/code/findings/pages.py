@@ -15,11 +15,13 @@ from findings.figures import (
     harm_points,
     shape_rows,
 )
-from findings.flips import FLIP_LOOKUPS
-from findings.lookups import LOOKUPS, ROOT, command, rate, settings_of, shown, steps
+from findings.flips import flip_ratios
+from findings.lookups import LOOKUPS, RESULTS, ROOT, commits, rate, runs, settings_of, shown, steps
 from findings.number import Number
 from tailrl.artifacts.tables import Row, write_csv
 from tailrl.config.load import read_yaml
+from tailrl.config.results import whole_and_part
+from tailrl.reports.overview.evidence import command_of
 from tailrl.runtime.errors import StudyError
 from tailrl.runtime.templates import renderer
 
@@ -47,25 +49,39 @@ def rendered() -> tuple[dict[str, str], Drawings]:
         drawings[name] = dot_rows(rows), lambda path: draw_dots(path, rows, label, line)
         return f"../figures/{name}.svg"
 
-    render = renderer(TEMPLATES, dots, scope, commands, *LOOKUPS, *FLIP_LOOKUPS)
+    render = renderer(TEMPLATES, dots, scope, provenance, *LOOKUPS, flip_ratios)
     groups = read_yaml(TEMPLATES / "groups.yaml")
     pages = {name: _tidy(render(f"{name}.md.j2", page=name, groups=groups, at="", up="../")) for name in PAGES}
     return pages | {"README": _tidy(render("_five.md.j2", at="docs/findings/", up="docs/"))}, drawings
 
 
-def scope(study: str, arm: str = "") -> str:
-    """What trains on what, in one sentence."""
+def scope(study: str, arm: str = "", seeds: str = "") -> str:
+    """What trains on what, in one sentence; `seeds` says how many where a study has parts."""
     line = next(line for one in shown() if one.name == study for line in one.claims if line.arms)
-    seeds = " or ".join(map(str, sorted(set(map(len, settings_of(study).arm_seeds().values())))))
+    numbers = " or ".join(map(str, sorted(set(map(len, settings_of(study).arm_seeds().values())))))
     return (
-        f"Task {line.task}; policy {line.policy}; learning rate {rate(study, arm)}; {steps(study, arm)} steps; "
-        f"{seeds} {'seed' if seeds == '1' else 'seeds'}."
+        f"Task {line.task}; policy {line.policy}; rate {rate(study, arm)}; {steps(study, arm)} steps; "
+        f"{seeds or numbers + (' seed' if numbers == '1' else ' seeds')}."
     )
 
 
-def commands(studies: Sequence[str]) -> str:
-    """The commands that make these studies again, a line each."""
-    return "\n".join(dict.fromkeys(map(command, studies)))
+def provenance(studies: Sequence[str]) -> str:
+    """The pages of these studies, their runs and commits, and the commands that make them again."""
+    by_whole: dict[str, list[str]] = {}
+    for study in studies:
+        by_whole.setdefault(whole_and_part(study)[0], []).append(study)
+    return " ".join(_provenance(whole, names) for whole, names in by_whole.items())
+
+
+def _provenance(whole: str, names: Sequence[str]) -> str:
+    links = [f"[{whole_and_part(name)[1] or whole}](../results/{name}/summary.md)" for name in names]
+    if (RESULTS / whole / "pooled/pooled.md").is_file():
+        links.insert(0, f"[{whole}](../results/{whole}/pooled/pooled.md)")
+    elif names != [whole]:
+        links.insert(0, whole)
+    made = [code for name in names for code in commits(name)]
+    codes = " ".join(f"`{code}`" for code in dict.fromkeys(made))
+    return f"{' '.join(links)}: {sum(map(runs, names))} runs, {codes}, `{command_of(whole)}`."
 
 
 def _tidy(text: str) -> str:
