@@ -15,7 +15,7 @@ from findings import lookups
 from findings.flips import flip_ratios
 from findings.pages import TEMPLATES, rendered
 from tailrl.artifacts.tables import write_csv
-from tailrl.config.load import read_study, read_yaml
+from tailrl.config.load import read_study
 from tailrl.runtime.errors import StudyError
 
 ROOT = Path(__file__).parents[2]
