@@ -98,7 +98,7 @@ def test_the_task_and_the_remedy_can_be_added(tmp_path: Path) -> None:
     assert "train root, seed 0" in " ".join(copy.plan(study="studies/mine.yaml"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_code_of_ones_own_is_trained_from_its_import_path(tmp_path: Path) -> None:
     """An edit of it makes the runs that name it due."""
     copy = with_the_task_and_the_remedy(tmp_path)

@@ -419,7 +419,7 @@ def test_the_job_alone_has_the_name_of_its_command(study: Study) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["exact", pytest.param("vllm", marks=pytest.mark.vllm)])
+@pytest.mark.parametrize("engine", ["exact", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.long])])
 def test_results_have_the_same_bits_alone_and_forked(
     engine: str, tmp_path: Path, policy_folder: Path, problems: list[Problem]
 ) -> None:
