@@ -38,8 +38,9 @@ function addFilters(box) {
       row.hidden = !chosen || !wanted.every(word => texts.get(row).includes(word));
     }
     const left = rows.filter(row => !row.hidden);
-    // A statement has a row for each claim, cause and verdict; all of them link to the same place.
-    const entries = new Set(left.map(row => row.cells[0].querySelector("a")?.hash ?? row));
+    // A statement has a row for each claim, cause and verdict; all of them have the same entry or link.
+    const entries = new Set(left.map(row => row.cells[0].querySelector("[data-entry]")?.dataset.entry
+      ?? row.cells[0].querySelector("a")?.hash ?? row));
     shown.textContent = `${entries.size} ${box.dataset.rows}, ${left.length} of ${rows.length} rows`;
   }
 

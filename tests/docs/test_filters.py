@@ -57,11 +57,13 @@ def test_the_filters_of_the_catalogue(tmp_path: Path) -> None:
     seen = used(page, uses, tmp_path)
     assert [name for name, _ in seen["named"]] == ["words", "kind", "framework"]
     kinds, frameworks = seen["options"]
-    assert kinds == ["all", "KL", "loss", "mask", "none", "rejection", "vocabulary", "weight"]
+    assert kinds == ["all", "KL", "forward", "loss", "mask", "none", "rejection", "vocabulary", "weight"]
     assert {"all", "none", "verl", "openrlhf", "trl"} <= set(frameworks)
     weights, both, one, everything, words = seen["chosen"]
-    assert len(weights[0]) == 5 and weights[1] == f"5 remedies, 5 of {seen['rows']} rows"
-    assert [row.split("\t")[0] for row in both[0]] == ["two-sided token TIS"] == [row.split("\t")[0] for row in one[0]]
+    count = sum(row.split("\t")[1] == "weight" for row in seen["all"][0])
+    assert 1 < len(weights[0]) == count and weights[1] == f"{count} remedies, {count} of {seen['rows']} rows"
+    assert [row.split("\t")[0] for row in both[0]] == ["two-sided token TIS"]
+    assert {*both[0]} < {*one[0]} == {row for row in seen["all"][0] if "openrlhf" in row.split("\t")[4]}
     assert everything == seen["all"]
     assert [row.split("\t")[0] for row in words[0]] == ["veto on both sides"]
 
