@@ -22,7 +22,7 @@ def test_a_sample_of_hostile_logs() -> None:
     assert 10 < read < len(verdicts) - 10, "both kinds are tried"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_all_hostile_logs_within_a_minute_and_two_gigabytes() -> None:
     """In a process of its own: what this one has imported would count as each log's memory."""
     ended = subprocess.run([sys.executable, hostile_logs.__file__], capture_output=True, text=True, check=False)
