@@ -88,7 +88,7 @@ def test_every_log_prob_is_the_trainers(pairs: dict[tuple[str, str], Pair], case
     assert wrong == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES, ids=" ".join)
 def test_every_log_prob_is_the_trainers_at_length(
     pairs: dict[tuple[str, str], Pair], case: tuple[str, str], threads: int
