@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 
 from blocks import filled
-from tailrl.config.load import parse_study, read_study
+from tailrl.config.load import read_study
 from tailrl.config.study import Study
 from tailrl.planning.machine import Machine, machines
 from tailrl.planning.plan import StudyPlan, evaluation_seconds, host_bytes, plan_job
@@ -22,18 +22,6 @@ DEVICES = (1, 2, 4, 8, 16)
 SHARES = (0.2, 0.3, 0.4, 0.5, 0.6)
 BUDGET = 4096
 """Tokens of a micro-batch: the longest response of `studies/gpu.yaml` and its prompt."""
-STEP = {
-    "name": "floors",
-    "policy": {"source": "pretrained", "path": POLICIES[0]},
-    "arms": {
-        "dvp_mis": {"vocabulary": {"rule": "min_p", "rho": "e-13"}, "correction": {"sequence": "mis", "veto": 1e-4}}
-    },
-    "training": {
-        **{"prompts": 8, "group_size": 64, "max_new_tokens": 512, "token_budget": 16_384},
-        **{"dtype": "bfloat16", "activation_checkpointing": True},
-    },
-}
-"""The step whose floors are shown: 512 responses of 512 tokens to 8 prompts."""
 
 
 def studies() -> str:
@@ -76,24 +64,9 @@ def _cell(study: Study, shape: Shape, machine: Machine) -> str:
     return f"more than {DEVICES[-1]}"
 
 
-def floors() -> str:
-    """A step of STEP on an H100, by phase: what it computes and moves at least, and what the plan expects."""
-    machine = machines()["h100"]
-    lines = ["| policy | phase | 10^12 operations | GB moved | floor, s | planned, s |", "| --- " * 6 + "|"]
-    for name in POLICIES[:2]:
-        job = plan_job(KNOWN[name], parse_study(STEP).run("dvp_mis"), machine, 1)
-        for phase, floor in job.floors.items():
-            counted = f"{floor.operations / 1e12:,.0f} | {floor.moved / 1e9:,.0f} | {floor.seconds(machine):.2f}"
-            lines.append(f"| {name.split('/')[1]} | {phase} | {counted} | {job.seconds[phase]:.2f} |")
-        least = sum(floor.seconds(machine) for floor in job.floors.values())
-        lines.append(f"| {name.split('/')[1]} | a step | | | {least:.2f} | {job.step:.2f} |")
-    return "\n".join(lines)
-
-
 def page() -> str:
     """The page with its tables as they are now."""
-    tables = {"the studies' plans": studies(), "plans of larger policies": sizes(), "floors of a step": floors()}
-    return filled(PAGE, tables)
+    return filled(PAGE, {"the studies' plans": studies(), "plans of larger policies": sizes()})
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,8 @@ from tailrl.config.tasks.dapo_math import DapoMathTask
 from tailrl.tasks.registry import load_task
 
 ADD, REPRODUCE, TASK = "tutorials/add-an-arm.md", "tutorials/reproduce.md", "how-to/your-task.md"
+OWN_CODE = ROOT / "examples/own_code"
+PATCHES = [OWN_CODE / "backwards.patch", OWN_CODE / "root.patch"]
 
 
 def default_with(*pages: str) -> Study:
@@ -81,13 +84,13 @@ def test_a_line_of_problems_can_be_read(tmp_path: Path) -> None:
 def with_the_task_and_the_remedy(folder: Path) -> Workflow:
     """A copy of the workflow with what the page adds to it."""
     copy = copy_workflow(folder)
-    for patch in blocks(TASK, "diff"):
-        (folder / "patch").write_text(patch, encoding="utf-8")
-        applied = subprocess.run(["git", "apply", "patch"], cwd=folder, capture_output=True, text=True, check=False)
+    for patch in PATCHES:
+        applied = subprocess.run(["git", "apply", patch], cwd=folder, capture_output=True, text=True, check=False)
         assert applied.returncode == 0, applied.stderr
     pages_fixture.write_studies(folder, TASK)
-    for name, block in zip(("mine.py", "engine.py"), blocks(TASK, "python"), strict=True):
-        (folder / name).write_text(block, encoding="utf-8")
+    [mine] = blocks(TASK, "python")
+    (folder / "mine.py").write_text(mine, encoding="utf-8")
+    shutil.copy(OWN_CODE / "engine.py", folder)
     return copy
 
 

@@ -1,4 +1,4 @@
-"""The table of families is the measured one, and has every family of the tests."""
+"""The list of families is the measured one, and has every family of the tests."""
 
 import csv
 

@@ -27,7 +27,7 @@ from tailrl.planning.plan import evaluation_request, policy_request, training_re
 PLUGIN = "snakemake_executor_plugin_slurm"
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(bool(missing()), reason=f"docs/how-to/slurm.md; not installed: {', '.join(missing())}"),
+    pytest.mark.skipif(bool(missing()), reason=f"tests/slurm/cluster.py; not installed: {', '.join(missing())}"),
     pytest.mark.skipif(
         importlib.util.find_spec(PLUGIN) is None, reason="envs/slurm.txt is not installed: `make slurm`"
     ),

@@ -13,7 +13,7 @@ FOLDER = "source"
 """Their place in the site."""
 
 DOCS, CODE = "docs/", "docs/code/"
-LANGUAGES = {"py": "python", "yml": "yaml", "sh": "bash", "js": "javascript", "ipynb": "json"}
+LANGUAGES = {"py": "python", "yml": "yaml", "sh": "bash", "js": "javascript", "ipynb": "json", "patch": "diff"}
 
 
 def place_of(path: str, root: Path) -> str | None:
