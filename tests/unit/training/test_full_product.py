@@ -136,7 +136,7 @@ def sends_gradient(record: TokenTable, run: Run) -> bool:
     return bool((record.advantage_T[~stopped_T] != 0).any())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_arm_that_is_admitted_trains(
     tmp_path: Path, problems: list[Problem], tokenizer: PreTrainedTokenizerFast
 ) -> None:
