@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases_fixture import rest_long
 from moe_fixture import SETTINGS, mixture
 from run_fixture import TIMED
 from step_fixture import DVP, run_of
@@ -49,7 +50,7 @@ ENGINES: dict[str, dict[str, Any]] = {
 """What the engine of two ranks has besides its defaults; that of one rank has no `tensor_parallel`."""
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", rest_long(["one engine"], ENGINES))
 def test_two_ranks_sample_as_one(
     tmp_path: Path, policy_folder: Path, tokenizer: PreTrainedTokenizerFast, problems: list[Problem], name: str
 ) -> None:
