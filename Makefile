@@ -34,7 +34,7 @@ STUDIES := $(patsubst studies/%.yaml,%,$(sort $(wildcard studies/*.yaml) $(wildc
 # Pages of the default study, and over all studies.
 PAGES := gradients distributions overview
 
-.PHONY: $(STUDIES) $(PAGES) figure1 help venv install reproduce test test-slow test-long slurm peers verl trl chaos planted fuzz bench bench-quick soak families diagnose-exam explain-exam explain-cases gpu-check lint publish pages rulegraph house docs docs-serve docs-check format clean
+.PHONY: $(STUDIES) $(PAGES) figure1 help venv install reproduce test test-slow test-long slurm peers verl trl chaos planted fuzz bench bench-quick soak families diagnose-exam explain-exam explain-cases optimum gpu-check lint publish pages rulegraph house docs docs-serve docs-check format clean
 .DEFAULT_GOAL := help
 
 help:  ## print this list
@@ -133,6 +133,9 @@ diagnose-exam: venv  ## settle how sure `tailrl diagnose` is of a cause, and jud
 
 explain-exam: venv  ## judge `tailrl explain` on faults planted in vLLM and transformers, on models it was not built with: an hour or two
 	$(IN_VENV) export OMP_NUM_THREADS=1 PYTHONPATH=benchmarks && python -m exams.explain --out docs/results/explain_exam.csv $(ARGS)
+
+optimum: venv  ## where exact gradient ascent of small models leads under a mismatch: ten minutes
+	$(IN_VENV) python -m exams.optimum --out docs/results/optimum.csv $(ARGS)
 
 # CASES: a folder with logs of exams/explain/cases.yaml.
 explain-cases: venv  ## explain a folder of logs, CASES=FOLDER, with SmolLM2-135M; says what each took: minutes a log
