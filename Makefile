@@ -135,7 +135,7 @@ explain-exam: venv  ## judge `tailrl explain` on faults planted in vLLM and tran
 	$(IN_VENV) export OMP_NUM_THREADS=1 PYTHONPATH=benchmarks && python -m exams.explain --out docs/results/explain_exam.csv $(ARGS)
 
 optimum: venv  ## where exact gradient ascent of small models leads under a mismatch: ten minutes
-	$(IN_VENV) python -m exams.optimum --out docs/results/optimum.csv $(ARGS)
+	$(IN_VENV) python -m exams.optimum --out docs/results $(ARGS)
 
 # CASES: a folder with logs of exams/explain/cases.yaml.
 explain-cases: venv  ## explain a folder of logs, CASES=FOLDER, with SmolLM2-135M; says what each took: minutes a log

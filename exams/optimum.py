@@ -1,4 +1,4 @@
-"""Where training leads under a mismatch, without sampling noise: `python -m exams.optimum --out FILE`.
+"""Where training leads under a mismatch, without sampling noise: `python -m exams.optimum --out FOLDER`.
 
 VeXact (arXiv 2605.14220) says that a training-inference mismatch changes the effective optimization problem. In small
 models this can be decided. The expected gradient of an arm is an exact sum over every response (`probes.gradients`), so
@@ -41,8 +41,8 @@ class End:
     """Where the ascent of one model ended.
 
     Attributes:
-        greedy: mean reward of the most probable response to each prompt, percent.
-        sampled: expected reward at temperature 1, percent.
+        greedy: mean reward of the most probable response to each prompt.
+        sampled: expected reward at temperature 1.
         k3: the mismatch of the last policy, nats a token.
     """
 
@@ -57,18 +57,19 @@ class End:
 
 @dataclass(frozen=True)
 class Contrast:
-    """Greedy or sampled reward of an arm minus that of exact ascent, paired over models, in points."""
+    """Greedy or sampled reward of an arm minus that of exact ascent, paired over models: a row of docs/results/tables."""
 
     cause: str
     nats: float
     arm: str
     score: str
-    difference: float
-    low: float
-    high: float
-    p: float
-    p_holm: float
-    models: int
+    difference_mean: float
+    difference_low: float
+    difference_high: float
+    difference_p: float
+    difference_p_holm: float
+    difference_n: int
+    study: str = "optimum"
 
 
 def ascend(
@@ -121,7 +122,7 @@ def ends(design: dict[str, Any]) -> Iterator[End]:
         model = random_model(design["vocabulary_size"], design["length"], design["prompts"], seed)
         last = ascend(model, return_gradient, design["steps"], design["step_length"])
         greedy, sampled = rewards(last)
-        yield End(index, "none", 0.0, EXACT, 100 * greedy, 100 * sampled, 0.0)
+        yield End(index, "none", 0.0, EXACT, greedy, sampled, 0.0)
         for cause in design["causes"]:
             for nats in design["nats"]:
                 dose = dose_at(model, cause, nats, seed)
@@ -133,7 +134,7 @@ def ends(design: dict[str, Any]) -> Iterator[End]:
                     gradient = expected_gradient(arm, design["group_size"], sampler)
                     last = ascend(model, gradient, design["steps"], design["step_length"])
                     greedy, sampled = rewards(last)
-                    yield End(index, cause, nats, name, 100 * greedy, 100 * sampled, divergence(last, sampler(last)))
+                    yield End(index, cause, nats, name, greedy, sampled, divergence(last, sampler(last)))
 
 
 def contrasts(found: list[End]) -> list[Contrast]:
@@ -149,29 +150,36 @@ def contrasts(found: list[End]) -> list[Contrast]:
                 first = np.array([getattr(own[model], score) for model in exact])
                 second = np.array([getattr(exact[model], score) for model in exact])
                 tested.append(paired_difference(first, second))
-            for place, difference, p_holm in zip(places, tested, holm([one.p for one in tested]), strict=True):
-                cause, nats = place
+            for (cause, nats), tested_here, p_holm in zip(places, tested, holm([one.p for one in tested]), strict=True):
                 made.append(
                     Contrast(
-                        cause, nats, arm, score, difference.mean, difference.low, difference.high, difference.p,
-                        float(p_holm), len(exact),
+                        cause=cause,
+                        nats=nats,
+                        arm=arm,
+                        score=score,
+                        difference_mean=tested_here.mean,
+                        difference_low=tested_here.low,
+                        difference_high=tested_here.high,
+                        difference_p=tested_here.p,
+                        difference_p_holm=float(p_holm),
+                        difference_n=tested_here.n,
                     )
-                )  # fmt: skip
+                )
     return made
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="the table of ends; contrasts beside it")
+    parser.add_argument("--out", type=Path, required=True, help="the folder of optimum.csv and tables/optimum.csv")
     parser.add_argument("--design", type=Path, default=DESIGN)
     given = parser.parse_args()
     torch.set_num_threads(1)
     found = []
     for end in ends(yaml.safe_load(given.design.read_text(encoding="utf-8"))):
         found.append(end)
-        print(f"model {end.model} {end.cause} {end.nats:g} {end.arm}: {end.greedy:.1f} {end.sampled:.1f}", flush=True)
-    write_csv(given.out, [asdict(end) for end in found])
-    write_csv(given.out.with_stem(f"{given.out.stem}_contrasts"), [asdict(one) for one in contrasts(found)])
+        print(f"model {end.model} {end.cause} {end.nats:g} {end.arm}: {end.greedy:.3f} {end.sampled:.3f}", flush=True)
+    write_csv(given.out / "optimum.csv", [asdict(end) for end in found])
+    write_csv(given.out / "tables/optimum.csv", [asdict(one) for one in contrasts(found)])
 
 
 if __name__ == "__main__":
