@@ -57,7 +57,7 @@ class End:
 
 @dataclass(frozen=True)
 class Contrast:
-    """Greedy or sampled reward of an arm minus that of exact ascent, paired over models: a row of docs/results/tables."""
+    """A score of an arm minus that of exact ascent, paired over models: a row of docs/results/tables."""
 
     cause: str
     nats: float
