@@ -132,6 +132,7 @@ def test_all_and_ablations_are_a_whole_study(workflow: Workflow) -> None:
     assert (jobs["ablation"], jobs["summarise"]) == (len(study.ablations), 1)
 
 
+@pytest.mark.slow
 def test_a_part_is_planned_alone_and_all_of_them_with_the_page_over_them(workflow: Workflow) -> None:
     # Some of its engines' formats need AVX-512.
     study, _ = without_lacking(IN_PARTS["causes"].each()["causes/3"], cpu_flags())

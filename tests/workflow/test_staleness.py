@@ -143,6 +143,7 @@ def test_a_job_that_runs_has_the_operational_settings(tmp_path: Path) -> None:
     assert {json.loads(log.read_text())["rollout_timeout"] for log in probes} == {77.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "offered"), [("1", True), ("2", False)])
 def test_a_job_of_several_ranks_is_offered_no_server(tmp_path: Path, ranks: str, offered: bool) -> None:
     """It starts its own processes. Here it only says what it was offered."""

@@ -169,6 +169,7 @@ def test_every_file_of_a_study_is_known_before(workflow: Workflow) -> None:
     assert [path for path in parts if not {path, *map(str, Path(path).parents)} & known] == []
 
 
+@pytest.mark.slow
 def test_settings_of_any_length_reach_a_job(workflow: Workflow) -> None:
     file = workflow.write_study({"name": "long", "description": "x" * 150_000}, name="long.yaml")
     ended = workflow.run("snakemake", "--cores", "1", "download", "--configfile", file)
@@ -242,6 +243,7 @@ def test_a_job_depends_on_its_own_engine_alone(tmp_path: Path) -> None:
     assert workflow.run("snakemake", "--dry-run", "train_transformers", "--configfile", study).returncode != 0
 
 
+@pytest.mark.slow
 def test_braces_in_text_are_no_wildcards(tmp_path: Path, policy_folder: Path) -> None:
     """In the checkout's path and in what a study says; the paths of inputs are refused in a sentence."""
     workflow = copy_workflow(tmp_path / "a {word}")

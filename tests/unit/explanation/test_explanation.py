@@ -105,6 +105,7 @@ def test_other_ids_of_the_prompt_are_named(folder: Path, prompts: list[list[int]
     assert list(causes(explained(folder, prompts, read=[change(ids) for ids in prompts]))) == [name]
 
 
+@pytest.mark.slow
 def test_the_prompt_of_another_request_is_named_however_far_away(folder: Path, prompts: list[list[int]]) -> None:
     explanation = explained(folder, prompts, [*prompts[5:], *prompts[:5]])
     assert causes(explanation) == {"prompt_of_other": 0.0} and explanation.sampler.after < 1e-4

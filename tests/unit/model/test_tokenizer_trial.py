@@ -75,6 +75,7 @@ def test_a_base_policy_is_made_from_a_tokenizer_that_was_tried(folder: Path, tmp
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_an_ordinary_tokenizer_passes(folder: Path) -> None:
     template("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>")(folder)
     try_tokenizer(str(folder))

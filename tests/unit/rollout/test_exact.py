@@ -98,6 +98,7 @@ def test_every_log_prob_is_the_trainers_at_length(
     assert wrong == 0
 
 
+@pytest.mark.slow
 def test_wide_layers(tmp_path: Path) -> None:
     """Where AMX cuts its sums by the number of rows."""
     wide = {**SIZES, "hidden_size": 896, "intermediate_size": 1030, "num_hidden_layers": 1}

@@ -115,6 +115,7 @@ def test_the_extras_are_those_of_the_package() -> None:
     assert next(iter(extras())) == "diagnose", "the smallest first"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("elsewhere", [(), ("fcntl", "resource")], ids=["Linux", "no module of Unix"])
 def test_a_plain_install(elsewhere: tuple[str, ...], tmp_path: Path) -> None:
     """With the base's own libraries and no other, each command for logs and plans works."""

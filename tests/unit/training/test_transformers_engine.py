@@ -92,6 +92,7 @@ def test_two_steps_train(trained: tuple[Path, list[str]]) -> None:
     assert coarse[1]["rollout_corr_unmasked/delta_abs_mean"] < 0.1
 
 
+@pytest.mark.slow
 def test_a_verified_run_has_no_mismatch(trained: tuple[Path, list[str]]) -> None:
     steps = steps_of(trained[0], "verified")
     assert {step["rollout_corr/delta_abs_max"] for step in steps} == {0.0}

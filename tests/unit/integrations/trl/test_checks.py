@@ -152,6 +152,7 @@ def test_without_trl_one_sentence_says_what_is_missing() -> None:
     assert last.startswith("ImportError: tailrl.trl needs TRL 1.13 to 1.16, which cannot be imported")
 
 
+@pytest.mark.slow
 def test_the_import_is_without_trls_warnings_of_vllm() -> None:
     """The pinned vLLM is newer than those that TRL names. Any other warning of a user's stays one."""
     script = "import tailrl.trl, warnings; warnings.warn('TRL currently supports vLLM versions of then')"

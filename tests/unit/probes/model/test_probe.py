@@ -245,6 +245,7 @@ class Truncating(PlainSampler):
         return super().generate(ten, replace(decoding, rule="top_k"))
 
 
+@pytest.mark.slow
 def test_a_mismatch_above_rounding_is_recomputed(
     policy_folder: Path, prompts_file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
