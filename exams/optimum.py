@@ -70,6 +70,7 @@ class Contrast:
     difference_p_holm: float
     difference_n: int
     study: str = "optimum"
+    page: str = "optimum"
 
 
 def ascend(

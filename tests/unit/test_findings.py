@@ -25,12 +25,15 @@ LOOKUP = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.DOTALL)
 NO_TEXT = re.compile(r"```.*?```|`[^`\n]*`|\]\([^)]*\)|^!\[.*?\]", re.DOTALL | re.MULTILINE)
 NAMES = re.compile(
     r"\b(b?float(16|32|64)|SmolLM2-135M|smollm2\w*|[Kk][13]|8-bit|(Proposition|Theorem) \d\.\d)\b|"
-    r"\b(C = (2|8|100)|0\.34/V)\b|1 ?[−/]"
+    r"\b(C = (2|8|10|100)|0\.34/V)\b|1 ?[−/]"
 )
 SETTINGS = {
     # Doses, numbers of tokens, limits and formats, where the sentence is about the setting.
     "η = 0.07",
     "noise of 1 nat",
+    "k3 of 0.03",
+    "k3 of 0.3",
+    "responses of 3 tokens",
     "exceeds 2",
     "from 10 tokens on",
     "within 5 points",
