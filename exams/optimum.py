@@ -59,6 +59,8 @@ class End:
 class Contrast:
     """A score of an arm minus that of exact ascent, paired over models: a row of docs/results/tables."""
 
+    study: str
+    page: str
     cause: str
     nats: float
     arm: str
@@ -69,8 +71,6 @@ class Contrast:
     difference_p: float
     difference_p_holm: float
     difference_n: int
-    study: str = "optimum"
-    page: str = "optimum"
 
 
 def ascend(
@@ -154,6 +154,8 @@ def contrasts(found: list[End]) -> list[Contrast]:
             for (cause, nats), tested_here, p_holm in zip(places, tested, holm([one.p for one in tested]), strict=True):
                 made.append(
                     Contrast(
+                        study="optimum",
+                        page="optimum",
                         cause=cause,
                         nats=nats,
                         arm=arm,
