@@ -29,6 +29,7 @@ from tailrl.probes.gradients.enumeration import (
 from tailrl.probes.gradients.moments import mean_and_variance
 from tailrl.probes.gradients.quality import response_terms
 from tailrl.runtime.seeding import derive_seed
+from tailrl.runtime.templates import header, row
 from tailrl.stats.tests import holm, paired_difference
 
 DESIGN = Path(__file__).with_suffix(".yaml")
@@ -171,9 +172,32 @@ def contrasts(found: list[End]) -> list[Contrast]:
     return made
 
 
+PAGE = """# Where exact ascent of small models ends under a mismatch
+
+An arm's score at the end minus that of ascent along the exact gradient, in points, paired over models. p by Holm over
+an arm's causes and k3. [What it means](../../findings/optimum.md). Design, committed before the run: `exams/optimum.yaml`.
+[Every end](ends.csv). `make optimum`
+
+"""
+
+
+def publish(found: list[End], out: Path) -> None:
+    """The ends, their differences as rows of the published tables, and a page with all of them."""
+    made = contrasts(found)
+    write_csv(out / "optimum/ends.csv", [asdict(end) for end in found])
+    write_csv(out / "tables/optimum.csv", [asdict(one) for one in made])
+    lines = [header("arm", "score", "cause", "k3 at the start", "difference", "p")]
+    for one in made:
+        ends_of = (one.difference_mean, one.difference_low, one.difference_high)
+        mean, low, high = (f"{100 * value:+.1f}".replace("-", "−") for value in ends_of)
+        p_holm = f"{one.difference_p_holm:.3f}"
+        lines.append(row(one.arm, one.score, one.cause, f"{one.nats:g}", f"{mean} [{low}, {high}]", p_holm))
+    (out / "optimum/optimum.md").write_text(PAGE + "\n".join(lines) + "\n", encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="the folder of optimum.csv and tables/optimum.csv")
+    parser.add_argument("--out", type=Path, required=True, help="the folder of optimum/ and tables/optimum.csv")
     parser.add_argument("--design", type=Path, default=DESIGN)
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -181,8 +205,7 @@ def main() -> None:
     for end in ends(yaml.safe_load(given.design.read_text(encoding="utf-8"))):
         found.append(end)
         print(f"model {end.model} {end.cause} {end.nats:g} {end.arm}: {end.greedy:.3f} {end.sampled:.3f}", flush=True)
-    write_csv(given.out / "optimum.csv", [asdict(end) for end in found])
-    write_csv(given.out / "tables/optimum.csv", [asdict(one) for one in contrasts(found)])
+    publish(found, given.out)
 
 
 if __name__ == "__main__":
