@@ -175,7 +175,8 @@ def contrasts(found: list[End]) -> list[Contrast]:
 PAGE = """# Where exact ascent of small models ends under a mismatch
 
 An arm's score at the end minus that of ascent along the exact gradient, in points, paired over models. p by Holm over
-an arm's causes and k3. [What it means](../../findings/optimum.md). Design, committed before the run: `exams/optimum.yaml`.
+an arm's causes and k3. [What it means](../../findings/optimum.md). `exams/optimum.yaml` is the design, committed before
+the run.
 [Every end](ends.csv). `make optimum`
 
 """
