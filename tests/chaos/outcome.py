@@ -13,7 +13,7 @@ from tailrl.claims.catalogue import TRAINED_CLAIMS
 
 TIMED = ("logs", "benchmarks", "wandb")
 """Folders whose files have a time in their name or their content alone."""
-CLOCKED = ("summary.html", "time.csv", "time.svg")
+CLOCKED = ("summary.html", "time.csv", "time.svg", "time.pdf")
 """Files of which no more is compared than that they are there."""
 SNAKEMAKES = ".snakemake_timestamp"
 """What Snakemake leaves in a folder that a job made, unless it was killed before the job ended: not a result."""
