@@ -7,7 +7,7 @@ gradient ascent along it has no noise. If it ends elsewhere than ascent along âˆ
 
 import argparse
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ import torch
 import yaml
 from torch import Tensor
 
-from tailrl.artifacts.tables import write_csv
+from tailrl.artifacts.tables import flat_rows, write_csv
 from tailrl.config.arm import Arm
+from tailrl.page_parts.number_text import p_value, points
 from tailrl.probes.gradients.enumeration import (
     SequenceModel,
     disturbed,
@@ -30,7 +31,7 @@ from tailrl.probes.gradients.moments import mean_and_variance
 from tailrl.probes.gradients.quality import response_terms
 from tailrl.runtime.seeding import derive_seed
 from tailrl.runtime.templates import header, row
-from tailrl.stats.tests import holm, paired_difference
+from tailrl.stats.tests import Difference, holm, paired_difference
 
 DESIGN = Path(__file__).with_suffix(".yaml")
 EXACT = "exact"
@@ -66,12 +67,8 @@ class Contrast:
     nats: float
     arm: str
     score: str
-    difference_mean: float
-    difference_low: float
-    difference_high: float
-    difference_p: float
+    difference: Difference
     difference_p_holm: float
-    difference_n: int
 
 
 def ascend(
@@ -161,12 +158,8 @@ def contrasts(found: list[End]) -> list[Contrast]:
                         nats=nats,
                         arm=arm,
                         score=score,
-                        difference_mean=tested_here.mean,
-                        difference_low=tested_here.low,
-                        difference_high=tested_here.high,
-                        difference_p=tested_here.p,
+                        difference=tested_here,
                         difference_p_holm=float(p_holm),
-                        difference_n=tested_here.n,
                     )
                 )
     return made
@@ -185,14 +178,12 @@ the run.
 def publish(found: list[End], out: Path) -> None:
     """The ends, their differences as rows of the published tables, and a page with all of them."""
     made = contrasts(found)
-    write_csv(out / "optimum/ends.csv", [asdict(end) for end in found])
-    write_csv(out / "tables/optimum.csv", [asdict(one) for one in made])
+    write_csv(out / "optimum/ends.csv", flat_rows(found))
+    write_csv(out / "tables/optimum.csv", flat_rows(made))
     lines = [header("arm", "score", "cause", "k3 at the start", "difference", "p")]
     for one in made:
-        ends_of = (one.difference_mean, one.difference_low, one.difference_high)
-        mean, low, high = (f"{100 * value:+.1f}".replace("-", "âˆ’") for value in ends_of)
-        p_holm = f"{one.difference_p_holm:.3f}"
-        lines.append(row(one.arm, one.score, one.cause, f"{one.nats:g}", f"{mean} [{low}, {high}]", p_holm))
+        difference, p = points(one.difference), p_value(one.difference_p_holm)
+        lines.append(row(one.arm, one.score, one.cause, f"{one.nats:g}", difference, p))
     (out / "optimum/optimum.md").write_text(PAGE + "\n".join(lines) + "\n", encoding="utf-8")
 
 

@@ -70,15 +70,15 @@ def test_the_design_gives_an_end_for_each_cause_k3_and_arm() -> None:
     found = list(optimum.ends(small))
     assert len(found) == 2 * (1 + 2 * len(design["arms"])) and all(0 <= end.sampled <= 1 for end in found)
     made = optimum.contrasts(found)
-    assert len(made) == 2 * 2 * len(design["arms"]) and {one.difference_n for one in made} == {2}
+    assert len(made) == 2 * 2 * len(design["arms"]) and {one.difference.n for one in made} == {2}
 
 
 def test_contrasts_are_paired_over_models() -> None:
     exact = [optimum.End(m, "none", 0.0, "exact", 1.0, 0.90 + 0.01 * m, 0.0) for m in range(3)]
     naive = [optimum.End(m, "noise", 0.1, "naive", 1.0, 0.80 + 0.01 * (m + (m == 2)), 0.1) for m in range(3)]
     greedy, sampled = optimum.contrasts(exact + naive)
-    assert (greedy.score, greedy.difference_mean, greedy.difference_low) == ("greedy", 0.0, 0.0)
+    assert (greedy.score, greedy.difference.mean, greedy.difference.low) == ("greedy", 0.0, 0.0)
     # Differences −10, −10, −9 points: mean −29/3, standard error 1/3, t with 2 degrees of freedom 4.302653.
     mean, half = -0.29 / 3, 0.01 * 4.302653 / 3
-    ends = (sampled.difference_mean, sampled.difference_low, sampled.difference_high)
+    ends = (sampled.difference.mean, sampled.difference.low, sampled.difference.high)
     assert ends == pytest.approx((mean, mean - half, mean + half), abs=1e-7)
