@@ -79,10 +79,10 @@ def ascend(
     A step's length does not depend on the gradient's: where the policy is nearly certain, gradients vanish.
 
     Args:
-        model: where it begins.
-        gradient: the direction at a model, float64 [S, V]; where it is 0, the ascent ends.
-        steps: how many.
-        step_length: of the first step, as the norm of the change of the table of logits.
+        model: the start.
+        gradient: gives the direction at a model, float64 [S, V]. Where it is 0, the ascent ends.
+        steps: the number of steps.
+        step_length: the norm of the first step's change of the logits.
     """
     for step in range(steps):
         direction_SV = gradient(model)

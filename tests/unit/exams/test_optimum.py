@@ -18,7 +18,7 @@ def model() -> SequenceModel:
 
 
 def test_without_a_mismatch_the_arms_end_is_exact_ascents(model: SequenceModel) -> None:
-    """RLOO's expected gradient is that of the return."""
+    """RLOO's expected gradient equals the gradient of the return."""
     gradient = optimum.expected_gradient(Arm(), 4, lambda current: current.logits_SV)
     ours = optimum.ascend(model, gradient, 20, 0.5)
     exact = optimum.ascend(model, return_gradient, 20, 0.5)
