@@ -14,6 +14,7 @@ from tailrl.explanation.attention import ALONE
 from tailrl.explanation.catalogue import Choice
 from tailrl.explanation.inputs import Context, Inputs, chat_template
 from tailrl.explanation.models import HEAD_INPUTS, LOGITS_TOO
+from tailrl.explanation.products import RoundedProducts
 from tailrl.explanation.rows import CHUNK, Rows, reduced
 from tailrl.model.forward import head_weight
 from tailrl.model.policy import load_policy, load_tokenizer, local_folder
@@ -98,7 +99,8 @@ class Scorer:
             return None
         parts = []
         for inputs, found in zip(sequences, read, strict=True):
-            parts.append(self._rows_of(model, found or inputs))
+            with RoundedProducts():  # type: ignore[no-untyped-call]
+                parts.append(self._rows_of(model, found or inputs))
             seen(len(inputs.ids))
         return replace(Rows.joined(parts), ends=self.ends)
 

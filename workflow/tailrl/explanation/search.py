@@ -48,7 +48,7 @@ MOST_REFITTED = 4  # combinations whose numbers are all fitted again before they
 JOINT_ROUNDS = 4  # turns through all settings of a sampler
 FITTED_ROUNDS = 8  # turns through all numbers of a combination
 TOO_NEAR = 0.1  # a catalogued value nearer than this share of the interval does not bound the fit
-KEPT_ROWS = 3  # forwards whose reduced rows stay in memory
+KEPT_ROWS = 12  # forwards whose reduced rows stay in memory: all roundings and some more; 13 MB each at 1,000 tokens
 
 
 def ordered(choices: Iterable[Choice]) -> World:
@@ -102,9 +102,10 @@ class Laboratory:
             self._rows[forward] = self.scorer.rows(
                 [one.inputs for one in self.chosen], of_kind(forward, "model"), of_kind(forward, "inputs"), self.seen
             )
-            kept = [key for key in self._rows if key not in self.pinned]
-            for key in kept[: -KEPT_ROWS or None]:
-                del self._rows[key]
+        self._rows[forward] = self._rows.pop(forward)  # the last used one is the last to go
+        kept = [key for key in self._rows if key not in self.pinned]
+        for key in kept[: -KEPT_ROWS or None]:
+            del self._rows[key]
         return self._rows[forward]
 
     def forget_rows(self) -> None:
