@@ -12,7 +12,7 @@ from tailrl.artifacts.claims import Verdict
 from tailrl.claims.catalogue import CATALOGUE
 from tailrl.claims.decide import Line, Scope, decide
 from tailrl.claims.finding import Finding, fact
-from tailrl.page_parts.number_text import with_interval
+from tailrl.page_parts.number_text import short, with_interval
 from tailrl.reports.distributions.numbers import Compared
 from tailrl.stats.intervals import Interval, ratio_interval
 from tailrl.stats.tests import above_and_below
@@ -50,7 +50,8 @@ def _bound(one: Compared) -> Finding:
     size_P = np.abs(a["logp_train_P"] - a["logp_infer_P"])
     bound_P = 2 * a["half_range_P"] * -np.expm1(a["logp_train_P"])
     over_P = size_P > bound_P * (1 + 1e-9)
-    most = f", by {100 * float((size_P[over_P] / bound_P[over_P]).max() - 1):.2g} % at most" if over_P.any() else ""
+    excess_P = size_P[over_P] / bound_P[over_P] - 1
+    most = f", by {short(100 * float(excess_P.max()))} % at most" if over_P.any() else ""
     words = f"{int(over_P.sum())} of {len(over_P)} sampled tokens exceed it{most}"
     return fact((one.engine,), 1, float(over_P.mean()), words, not over_P.any())
 
