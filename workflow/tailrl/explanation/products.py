@@ -13,11 +13,11 @@ PRODUCTS = {_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.badd
 
 
 class RoundedProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Within it a CPU's products of two 16-bit matrices are those of float32, rounded to the 16 bits.
+    """Within it a CPU multiplies two 16-bit matrices in float32 and rounds the product to 16 bits.
 
-    A GPU and a processor with such instructions do the same: products and sums in float32, one rounding at the end. A
-    processor without them computes a 135M policy five times slower in 16 bits than in float32; here it is as fast,
-    and every processor gives the same numbers but for the order of the sums.
+    A GPU does the same: it multiplies and adds in float32, and rounds once, at the end. So does a CPU with 16-bit
+    instructions. Other CPUs have their own way, which took five times as long for a policy of 135M. Within it CPUs
+    differ by the order of their sums alone. Every operation passes through Python, so enter it for 16 bits only.
     """
 
     def __torch_dispatch__(

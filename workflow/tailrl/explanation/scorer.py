@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +15,7 @@ from tailrl.explanation.attention import ALONE
 from tailrl.explanation.catalogue import Choice
 from tailrl.explanation.inputs import Context, Inputs, chat_template
 from tailrl.explanation.models import HEAD_INPUTS, LOGITS_TOO
-from tailrl.explanation.products import RoundedProducts
+from tailrl.explanation.products import HALVES, RoundedProducts
 from tailrl.explanation.rows import CHUNK, Rows, reduced
 from tailrl.model.forward import head_weight
 from tailrl.model.policy import load_policy, load_tokenizer, local_folder
@@ -98,10 +99,11 @@ class Scorer:
         if model is None:
             return None
         parts = []
-        for inputs, found in zip(sequences, read, strict=True):
-            with RoundedProducts():  # type: ignore[no-untyped-call]
+        in_16_bits = any(weight.dtype in HALVES for weight in model.parameters())
+        with RoundedProducts() if in_16_bits else nullcontext():  # type: ignore[no-untyped-call]
+            for inputs, found in zip(sequences, read, strict=True):
                 parts.append(self._rows_of(model, found or inputs))
-            seen(len(inputs.ids))
+                seen(len(inputs.ids))
         return replace(Rows.joined(parts), ends=self.ends)
 
     def _rows_of(self, model: PreTrainedModel, inputs: Inputs) -> Rows:
