@@ -18,7 +18,8 @@ SUMMARY = "summary"
 
 STUDY, PAGE = "study", "page"
 
-COMPRESSED = {"course", "kept", "mismatch", "problems", "rewards", "training"}  # a row a step, or a row a problem
+# The longest: a row for each step, problem, or pair of arms.
+COMPRESSED = {"course", "differences", "kept", "mismatch", "problems", "rewards", "training"}
 
 Rows = list[dict[str, str]]
 
