@@ -6,10 +6,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.explanation.catalogue import Choice, catalogue
-from tailrl.explanation.search import AS_IT_IS, Court, World, followed_format, ordered, refitted, search
+from tailrl.explanation.rows import Rows
+from tailrl.explanation.search import (
+    AS_IT_IS,
+    BLOCK,
+    Court,
+    Laboratory,
+    World,
+    followed_format,
+    ordered,
+    refitted,
+    search,
+)
 
 KNOWN = {hypothesis.name: hypothesis for hypothesis in catalogue()}
 TOKENS, RESPONSES = 2560, 20
@@ -152,3 +164,25 @@ def test_a_world_that_fails_on_one_response_is_not_computed_for_the_others() -> 
     assert court(4, court(2)).hopeful([worse, right], AS_IT_IS) == [right]
     assert (1, worse) in computed and (2, worse) not in computed
     assert (2, right) in computed
+
+
+def test_predictions_of_many_worlds_lie_in_a_few_arrays() -> None:
+    """One array each, between large ones that are freed, made a search of a tiny model take 4 GB."""
+    tokens, entries = 40, 30
+    rows = Rows(
+        value_TE=torch.randn(tokens, entries, generator=torch.Generator().manual_seed(0)),
+        weight_TE=torch.zeros(tokens, entries),
+        id_TE=torch.arange(entries).expand(tokens, -1),
+        before_TE=torch.zeros(tokens, entries, dtype=torch.bool),
+        count_TE=torch.zeros(tokens, entries),
+        target_T=torch.zeros(tokens, dtype=torch.int64),
+    )
+    scorer: Any = SimpleNamespace(rows=lambda *_: rows)
+    chosen: Any = [SimpleNamespace(position_T=np.arange(tokens), inputs=None)]
+    laboratory = Laboratory(scorer, chosen)
+    temperatures = np.linspace(0.5, 2.0, 2 * BLOCK + 1)
+    found = [laboratory.predicted(settings(temperature=float(value))) for value in temperatures]
+    assert len({id(predicted_T.base) for predicted_T in found if predicted_T is not None}) == 3
+    for value, predicted_T in zip(temperatures, found, strict=True):
+        expected_T = torch.log_softmax(rows.value_TE.double() / value, -1)[:, 0]
+        np.testing.assert_allclose(predicted_T, expected_T, atol=1e-6)

@@ -49,6 +49,7 @@ JOINT_ROUNDS = 4  # turns through all settings of a sampler
 FITTED_ROUNDS = 8  # turns through all numbers of a combination
 TOO_NEAR = 0.1  # a catalogued value nearer than this share of the interval does not bound the fit
 KEPT_ROWS = 12  # forwards whose reduced rows stay in memory: all roundings and some more; 13 MB each at 1,000 tokens
+BLOCK = 256  # predictions that share an array
 
 
 def ordered(choices: Iterable[Choice]) -> World:
@@ -85,6 +86,8 @@ class Laboratory:
     def __post_init__(self) -> None:
         self.start_S = np.cumsum([0, *(len(one.position_T) for one in self.chosen)])
         self.sequence_T = np.repeat(np.arange(len(self.chosen)), np.diff(self.start_S))
+        self._block: FloatArray = np.empty((0, 0))
+        self._free = 0  # the block's first free row
 
     def part(self, chosen: Sequence[Scored]) -> "Laboratory":
         """A laboratory for some of the responses, with the forwards that it has run already."""
@@ -115,8 +118,19 @@ class Laboratory:
     def predicted(self, world: World) -> FloatArray | None:
         """What the column would hold, nats [T], NaN where the world says nothing; None where it does not apply."""
         if world not in self._predicted:
-            self._predicted[world] = self._predict(world)
+            found_T = self._predict(world)
+            self._predicted[world] = None if found_T is None else self._stored(found_T)
         return self._predicted[world]
+
+    def _stored(self, values_T: FloatArray) -> FloatArray:
+        """A copy, in a block of many. Thousands of small arrays would each lie where a freed large one lay: then the
+        next large one does not fit there, and memory grows with each world."""
+        if self._free == len(self._block):
+            self._block, self._free = np.empty((BLOCK, len(values_T))), 0
+        stored_T: FloatArray = self._block[self._free]
+        stored_T[:] = values_T
+        self._free += 1
+        return stored_T
 
     def _predict(self, world: World) -> FloatArray | None:
         rows = self.rows(world)
