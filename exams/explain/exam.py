@@ -290,6 +290,8 @@ def engine_of(case: Case) -> Engine:
     """The vLLM that a case needs."""
     if case.kind in ("int8", "int4", "int4_32"):
         return Engine(case.kind)
+    if case.kind == "int4_and_cache":
+        return Engine("int4", kv_cache_dtype=CACHE)
     if case.kind == "cache":
         return Engine("now", kv_cache_dtype=CACHE)
     if case.kind == "raw":
@@ -456,6 +458,7 @@ RIGHT: dict[str, dict[str, Any]] = {
     "int4": {"int4": "int4"},
     "int4_32": {"int4": "int4_32"},
     "cache": {"cache": CACHE},
+    "int4_and_cache": {"int4": "int4", "cache": CACHE},
     "clean": {},
 }
 """The hypotheses that are right of kinds without a drawn dose."""
