@@ -55,6 +55,16 @@ def test_a_study_plans_every_arm_with_every_seed(workflow: Workflow) -> None:
     assert workflow.plan() == sorted([*PREPARED, *jobs("naive", "dvp_mis"), "evaluate base", *REPORTED])
 
 
+def test_a_plan_sums_its_reasons_up(workflow: Workflow) -> None:
+    """A job's own reason names every file: it is there when asked for."""
+    plan = ("snakemake", "--dry-run", "--configfile", TINY)
+    by_itself, asked = workflow.run(*plan), workflow.run(*plan, "--quiet", "host")
+    output = by_itself.stdout + by_itself.stderr
+    assert "Reason: " not in output and "reason: " not in output
+    assert "Reasons:\n" in output and re.search(r"^Job \d+: train naive, seed 0$", output, re.MULTILINE)
+    assert "Reason: Missing output files: " in asked.stdout + asked.stderr
+
+
 def test_the_default_study_is_used_by_itself(workflow: Workflow) -> None:
     result = workflow.run("snakemake", "--dry-run")
     assert result.returncode == 0, result.stderr

@@ -96,6 +96,21 @@ def test_every_step_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert shown[0].startswith("dvp seed 3  step 1/2  reward 0.5") and len(shown) == 2
 
 
+def test_a_step_says_how_long_the_others_will_take(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the mean of the last 20: 60 steps are left, of 6 s by the first 20; then 58, of (18 · 6 + 2 · 66) / 20 s."""
+    run = RUN.model_copy(update={"training": RUN.training.model_copy(update={"steps": 80})})
+    with Tracker(run, 0, tmp_path, tmp_path) as tracker:
+        for step in range(80):
+            tracker.log(point(step, **{"time/step": 66.0 if step in (20, 21) else 6.0}))
+    shown = capsys.readouterr().err.splitlines()
+    assert [shown[step].rsplit("  ", 1)[1] for step in (0, 19, 21, 79)] == [
+        "left 7.9 min",
+        "left 6.0 min",
+        "left 11.6 min",
+        "left 0.0 min",
+    ]
+
+
 def test_what_is_shown_is_measured() -> None:
     assert SHOWN.keys() <= METRICS.keys()
 

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +21,7 @@ from tailrl.tracking.metrics import GRADIENT_NORM, K3_MASKED, REWARD, STEP, STEP
 from tailrl.tracking.wandb_mirror import FINISH_SECONDS, alarms_of
 
 SHOWN = {REWARD: "reward", K3_MASKED: "k3", GRADIENT_NORM: "grad", STEP_SECONDS: "s/step"}
+RECENT = 20  # steps whose mean time is expected of the rest: with the responses they grow longer in training
 
 
 class Tracker:
@@ -48,6 +50,7 @@ class Tracker:
         self.mirror = Mirror({"record": record, "metrics": str(metrics), "folder": str(wandb_folder)})
         self.name = f"{run.arm} seed {seed}"
         self.steps = run.training.steps
+        self.recent: deque[float] = deque(maxlen=RECENT)
         self.progress = _progress() if sys.stderr.isatty() else None
         self.bar = None
         if self.progress:
@@ -71,7 +74,10 @@ class Tracker:
         if self.progress and self.bar is not None:
             self.progress.update(self.bar, advance=1, shown=shown)
         else:
-            print(f"{self.name}  step {metrics[STEP] + 1:.0f}/{self.steps}  {shown}", file=sys.stderr, flush=True)
+            self.recent.append(metrics[STEP_SECONDS])
+            done = metrics[STEP] + 1
+            shown += f"  left {(self.steps - done) * sum(self.recent) / len(self.recent) / 60:.1f} min"
+            print(f"{self.name}  step {done:.0f}/{self.steps}  {shown}", file=sys.stderr, flush=True)
         for alarm in self.alarms.see(metrics):
             say(f"{self.name}: alarm {alarm.name} at step {alarm.step:.0f}: {alarm.says}. {alarm.do}")
 

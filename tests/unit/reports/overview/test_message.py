@@ -46,14 +46,14 @@ DVP_WORDS, NAIVE_WORDS = "DVP at ρ = e-5 (`dvp`)", "naive (`naive`)"
 def test_a_decided_difference_has_its_mismatch_its_remedies_in_words_and_its_scores() -> None:
     first, second, third = said(**scored(0.4, 0.7))
     assert first.startswith(
-        f"Under a made mismatch ({NOISY}), {DVP_WORDS} ends above {NAIVE_WORDS} on held-out problems: "
-        "70.0 % against 40.0 %, +30.0 [+29."
+        f"Under a mismatch planted on purpose ({NOISY}), {DVP_WORDS} ends above {NAIVE_WORDS} in 8 of 8 seeds: "
+        "70.0 % against 40.0 % on held-out problems, +30.0 [+29."
     )
     assert first.endswith("] points.") and "construction" not in first
-    assert second.startswith("Against the untrained policy's 50.0 %: `naive` below, -10.0 [")
+    assert second.startswith(f"Against the untrained policy's 50.0 %: {NAIVE_WORDS} below, -10.0 [")
     assert third == "The size of the mismatch was not recorded."
     assert (
-        f"{DVP_WORDS} ends below {NAIVE_WORDS} on held-out problems: 40.0 % against 70.0 %, -30.0 ["
+        f"{DVP_WORDS} ends below {NAIVE_WORDS} in 8 of 8 seeds: 40.0 % against 70.0 % on held-out problems, -30.0 ["
         in said(**scored(0.7, 0.4))[0]
     )
 
@@ -80,11 +80,10 @@ def test_the_engines_own_mismatch_comes_first_and_each_kind_has_its_sentence() -
     natural, dialled, clean, _ = said(**scored(0.4, 0.7), **own, control=control, exact=exact)
     assert natural.startswith("Under the engines' own mismatch (vllm in bfloat16, undisturbed), the arms end level, ")
     assert "within 5 points: DVP at ρ = e-5 (`own_dvp`) minus naive (`own`), +0.1 [" in natural
-    assert dialled.startswith("Under a made mismatch (") and f"{DVP_WORDS} ends above" in dialled
-    assert ". Naive (`naive`) ends below naive, matched control (`control`), -25.0 [" in dialled
-    assert clean.startswith(
-        "Under no mismatch, naive, matched control (`control`) ends above naive, no mismatch (`exac"
-    )
+    assert dialled.startswith("Under a mismatch planted on purpose (") and f"{DVP_WORDS} ends above" in dialled
+    control_words = "naive, equally noisy without a mismatch (`control`)"
+    assert f". Naive (`naive`) ends below {control_words} in 8 of 8 seeds: -25.0 [" in dialled
+    assert clean.startswith(f"Under no mismatch, {control_words} ends above naive without a mismatch (`exact`) in 8 of")
 
 
 @pytest.mark.parametrize(
@@ -99,8 +98,11 @@ def test_what_wins_by_construction_is_said(rho: str, floor: float, where: str, w
         "naive": made(dialled, score=around(0.4, 0.01)),
         "dvp": made({**dialled, "vocabulary": {"rule": "min_p", "rho": rho}}, score=around(0.7, 0.01)),
     }
-    words = ", by construction: its threshold lies above the floor, so it samples no random token."
+    words = " in 8 of 8 seeds, by construction (its threshold lies above the floor, so it samples no random token): 70"
     assert words in said(**arms)[0] if wins else "construction" not in said(**arms)[0]
+    assert ": floor of 0.03, so 3 % of the sampled tokens are random), " in said(**arms)[0]
+    once = {name: (settings, {"score": numbers["score"][:1]}) for name, (settings, numbers) in arms.items()}
+    assert (", by construction (" in said(**once)[0]) == wins, "a single seed"
     lower = {**arms, "dvp": (arms["dvp"][0], {"score": around(0.2, 0.01)})}
     assert "construction" not in said(**lower)[0], "an arm that loses wins nothing"
 
@@ -108,24 +110,32 @@ def test_what_wins_by_construction_is_said(rho: str, floor: float, where: str, w
 @pytest.mark.parametrize("gap", [0.02, 0.0])
 def test_a_wide_interval_is_never_no_difference(gap: float) -> None:
     first, *_ = said(**scored(0.5, 0.5 + gap, width=0.3, seeds=3))
-    start = f"Under a made mismatch ({NOISY}), no arm is shown to end above or below another: "
+    start = f"Under a mismatch planted on purpose ({NOISY}), no arm is shown to end above or below another: "
     assert first.startswith(f"{start}{DVP_WORDS} minus {NAIVE_WORDS}, {100 * gap:+.1f} [-")
     for sentence in said(**scored(0.5, 0.5 + gap, width=0.3, seeds=3)):
         for words in ("no difference", "no effect", "no detectable", "level"):
             assert words not in sentence.lower()
 
 
+def test_seeds_are_counted_that_both_arms_have() -> None:
+    """Naive has six of DVP's eight, and is above in the first two of them. Equal scores are not above."""
+    wide = {"naive": noisy(NAIVE, score=[0.9, 0.9, 0.4, 0.4, 0.4, 0.4]), "dvp": noisy(DVP, score=[0.6] * 8)}
+    assert ", above in 4 of 6 seeds." in said(**wide)[0]
+    equal = {"naive": noisy(NAIVE, score=[0.5, 0.5, 0.4]), "dvp": noisy(DVP, score=[0.5, 0.5, 0.6])}
+    assert ", above in 1 of 3 seeds." in said(**equal)[0]
+
+
 def test_a_single_seed_decides_nothing() -> None:
     first, second, _ = said(**scored(0.2, 0.9, width=0.0, seeds=1))
     assert f"({NOISY}), nothing is decided where a single seed, or seeds that agree, do not show how much" in first
     assert first.endswith(f"{DVP_WORDS} minus {NAIVE_WORDS}, 90.0 % against 20.0 %, +70.0 points.")
-    assert "`dvp` not decided, +40.0 points" in second
+    assert f"{DVP_WORDS} not decided, +40.0 points" in second
 
 
 def test_one_arm_is_held_against_the_untrained_policy() -> None:
     first, second, _ = said(only=made(NAIVE, score=around(0.7, 0.01)))
     assert first == "The study has one arm, so no arms are compared."
-    assert second.startswith("Against the untrained policy's 50.0 %: `only` above, +20.0 [")
+    assert second.startswith("Against the untrained policy's 50.0 %: naive (`only`) above, +20.0 [")
 
 
 def test_without_a_naive_arm_the_first_one_is_the_reference() -> None:
@@ -134,7 +144,7 @@ def test_without_a_naive_arm_the_first_one_is_the_reference() -> None:
                      score=around(0.6, 0.01)))  # fmt: skip
     assert first.startswith(
         "Under the engines' own mismatch (vllm in bfloat16, undisturbed), token TIS (`tis`) ends above DVP at ρ = e-5 "
-        "+ MIS (`mis`) on held-out problems: 60.0 % against 40.0 %, +20.0 ["
+        "+ MIS (`mis`) in 8 of 8 seeds: 60.0 % against 40.0 % on held-out problems, +20.0 ["
     )
 
 
@@ -146,14 +156,17 @@ def test_the_other_differences_are_named_or_counted() -> None:
         arms[name] = made(dose, score=around(0.5, 0.01))
         arms[f"dvp_{name}"] = made({**dose, **DVP}, score=around(0.9 - 0.1 * number, 0.01))
     first, _ = said(**arms)
-    assert first.startswith("Under a made mismatch, DVP at ρ = e-5 (`dvp_floor1`) ends above naive (`floor1`) on held-")
-    assert "(`dvp_floor2`) ends above naive (`floor2`), +30.0 [" in first and "(`dvp_floor3`) ends above" in first
+    assert first.startswith("Under a mismatch planted on purpose, DVP at ρ = e-5 (`dvp_floor1`) ends above naive (`flo")
+    assert "(`dvp_floor2`) ends above naive (`floor2`) in 8 of 8 seeds, by" in first
+    assert "(`dvp_floor3`) ends above" in first
     few = {f"more{n}": made({**EXACT, **NOISE, **DVP}, score=around(0.5 + n / 50, 0.4)) for n in range(3)}
     assert ". Not decided: " in said(**arms, naive=noisy(NAIVE, score=around(0.5, 0.4)), **few)[0]
     wide = {f"more{n}": made({**EXACT, **NOISE, **DVP}, score=around(0.5 + n / 50, 0.4)) for n in range(7)}
-    counted, _ = said(naive=noisy(NAIVE, score=around(0.5, 0.4)), **wide)
+    counted, _, others = said(naive=noisy(NAIVE, score=around(0.5, 0.4)), **wide)
     assert "no arm is shown to end above or below another: 7 differences, with 95 % intervals from -" in counted
     assert "points; the largest is DVP at ρ = e-5 (`more6`) minus naive (`naive`), +11.7 [" in counted
+    assert others.startswith("The other arms' scores on held-out problems: DVP at ρ = e-5 (`more0`), 50.0 %; ")
+    assert "(`more5`), 60.0 %." in others and "`more6`" not in others
 
 
 def test_the_mismatch_and_the_collapses() -> None:
@@ -163,8 +176,8 @@ def test_the_mismatch_and_the_collapses() -> None:
     }
     size = "The mismatch (mean k3 between sampler and trainer) is "
     assert said(**arms)[-1] == (
-        f"{size}1.3 nats a token in `naive`, the most, and 0 in `exact`, the least. "
-        "Collapsed runs: 1 of 3 in `naive`; none elsewhere."
+        f"{size}1.3 nats a token (planted) with naive (`naive`), the most, and 0 with naive without a mismatch "
+        "(`exact`), the least. Collapsed runs: 1 of 3 with naive (`naive`); none elsewhere."
     )
     assert said(exact=arms["exact"])[2] == f"{size}0 nats a token. No run of 3 collapsed."
 

@@ -9,6 +9,7 @@ from tailrl.artifacts.results import Results
 from tailrl.claims.catalogue import CATALOGUE
 from tailrl.claims.finding import CONTRADICTED, REPRODUCED
 from tailrl.config.arm_kinds import has_exact_engine, is_disturbed, is_matched, is_mismatched
+from tailrl.config.jobs import Run
 from tailrl.config.policy import ScratchPolicy
 from tailrl.config.vocabulary import ByRho, log_rho
 from tailrl.config.words import dose, short_remedy
@@ -24,7 +25,7 @@ MOST_PAIRS = 6  # a sentence names this many differences, and counts the rest
 
 LEVEL_POINTS = 5.0  # arms whose intervals all lie within this many points of each other are said to end level
 
-OWN, MADE, NONE = "the engines' own mismatch", "a made mismatch", "no mismatch"
+OWN, MADE, NONE = "the engines' own mismatch", "a mismatch planted on purpose", "no mismatch"
 """The kinds of mismatch, in the order of the sentences."""
 
 
@@ -72,7 +73,7 @@ def _by_claim(verdict: Verdict, first: str, second: str, table: Comparison | Non
 def opening(
     results: Results, gains: Sequence[Gain], comparisons: Sequence[Comparison], verdicts: Sequence[Verdict]
 ) -> tuple[str, ...]:
-    """The sentences in Markdown: the differences under each kind of mismatch, the gains of few arms, the mismatch."""
+    """The sentences in Markdown: differences under each kind of mismatch, few arms' gains, the mismatch, other arms."""
     found = effects(comparisons, verdicts)
     by_kind = {one: [effect for effect in found if _kind(effect, results) == one] for one in (OWN, MADE, NONE)}
     said = [_differences(kind, own, results, gains) for kind, own in by_kind.items() if own]
@@ -80,14 +81,23 @@ def opening(
         said = ["The study has one arm, so no arms are compared."]
     if len(found) <= 1:
         said.append(_gains(results, gains))
-    return (*said, _mismatch(results))
+    said.append(_mismatch(results))
+    # An arm of the user's own may be behind a count.
+    if unnamed := [gain for gain in gains if not any(f"`{gain.arm}`" in sentence for sentence in said)]:
+        scores = [f"{_named(gain.arm, results)}, {100 * gain.avg.mean:.1f} %" for gain in unnamed]
+        said.append(f"The other arms' scores on held-out problems: {'; '.join(scores)}.")
+    return tuple(said)
 
 
 def _kind(effect: Effect, results: Results) -> str:
     runs = [results.settings(arm) for arm in (effect.first, effect.second)]
-    if any(is_disturbed(run) and not is_matched(run) for run in runs):
+    if any(map(_planted, runs)):
         return MADE
     return OWN if any(map(is_mismatched, runs)) else NONE
+
+
+def _planted(run: Run) -> bool:
+    return is_disturbed(run) and not is_matched(run)
 
 
 def _differences(kind: str, found: Sequence[Effect], results: Results, gains: Sequence[Gain]) -> str:
@@ -95,7 +105,7 @@ def _differences(kind: str, found: Sequence[Effect], results: Results, gains: Se
     score = {gain.arm: f"{100 * gain.avg.mean:.1f} %" for gain in gains}
     greedy = {(one.first, one.second): one.difference for one in greedy_differences(results, references(results))}
     arms = dict.fromkeys(arm for effect in found for arm in (effect.first, effect.second))
-    doses = {dose(run) for run in map(results.settings, arms) if kind == NONE or is_mismatched(run)}
+    doses = {_dose(run) for run in map(results.settings, arms) if kind == NONE or is_mismatched(run)}
     where = f"Under {kind}" + (f" ({doses.pop()})" if len(doses) == 1 else "")
     decided = [effect for effect in found if effect.decided]
     others = [effect for effect in found if not effect.decided and not math.isnan(effect.found.low)]
@@ -104,11 +114,11 @@ def _differences(kind: str, found: Sequence[Effect], results: Results, gains: Se
     for number, effect in enumerate(decided[:MOST_PAIRS]):
         side = "above" if effect.found.mean > 0 else "below"
         first, second = (_named(arm, results) for arm in (effect.first, effect.second))
-        both = f" on held-out problems: {score[effect.first]} against {score[effect.second]}" if not number else ""
+        ends = f"{first} ends {side} {second}{_in_seeds(effect, side, results)}{_construction(effect, results)}"
+        both = f"{score[effect.first]} against {score[effect.second]} on held-out problems, " if not number else ""
         by_greedy = greedy.get((effect.first, effect.second))
         alike = f" (greedy: {points(by_greedy)})" if by_greedy else ""
-        said = f"{first} ends {side} {second}{both}, {_size(effect)}{alike}"
-        parts.append(said + _construction(effect, results) + _borderline(effect))
+        parts.append(f"{ends}: {both}{_size(effect)}{alike}{_borderline(effect)}")
     if decided[MOST_PAIRS:]:
         parts.append(f"{count(len(decided) - MOST_PAIRS, 'more difference')} decided")
     if others:
@@ -118,6 +128,7 @@ def _differences(kind: str, found: Sequence[Effect], results: Results, gains: Se
             "nothing is decided where a single seed, or seeds that agree, do not show how much runs differ: "
             + "; ".join(
                 f"{_pair(effect, results)}, {score[effect.first]} against {score[effect.second]}, {_size(effect)}"
+                f"{_construction(effect, results)}"
                 for effect in unknown[:MOST_PAIRS]
             )
             + (f"; and {len(unknown) - MOST_PAIRS} more" if unknown[MOST_PAIRS:] else "")
@@ -133,9 +144,14 @@ def _undecided(others: Sequence[Effect], results: Results, *, alone: bool) -> st
     else:
         said = "no arm is shown to end above or below another: " if alone else "not decided: "
     if len(others) <= MOST_PAIRS:
-        return said + "; ".join(f"{_pair(effect, results)}, {_size(effect)}" for effect in others)
+        return said + "; ".join(_with_seeds(effect, results) for effect in others)
     reach = f"{count(len(others), 'difference')}, with 95 % intervals from {low:+.1f} to {high:+.1f} points"
-    return f"{said}{reach}; the largest is {_pair(others[0], results)}, {_size(others[0])}"
+    return f"{said}{reach}; the largest is {_with_seeds(others[0], results)}"
+
+
+def _with_seeds(effect: Effect, results: Results) -> str:
+    seeds = _in_seeds(effect, "above", results)
+    return f"{_pair(effect, results)}, {_size(effect)}" + (f", above{seeds}" if seeds else "")
 
 
 def _borderline(effect: Effect) -> str:
@@ -155,7 +171,23 @@ def _construction(effect: Effect, results: Results) -> str:
     if not size and not vocabulary.rho.endswith("/V"):
         return ""
     above = log_rho(vocabulary.rho, size or 1) > math.log(floor / (size or 1))
-    return ", by construction: its threshold lies above the floor, so it samples no random token" if above else ""
+    why = "its threshold lies above the floor, so it samples no random token"
+    return f", by construction ({why})" if above else ""
+
+
+def _in_seeds(effect: Effect, side: str, results: Results) -> str:
+    """In how many of the seeds that both arms have the first arm is on this side; empty if they share none."""
+    arms = (effect.first, effect.second)
+    first, second = ({score.seed: score.avg_at_k for score in results.evaluations[arm].scores} for arm in arms)
+    differences = [first[seed] - second[seed] for seed in first.keys() & second.keys()]
+    on_side = sum(one > 0 if side == "above" else one < 0 for one in differences)
+    return f" in {on_side} of {count(len(differences), 'seed')}" if differences else ""
+
+
+def _dose(run: Run) -> str:
+    """The engine and its mismatch in words; of a floor also what it does."""
+    floor = run.disturbance.floor
+    return dose(run) + (f", so {100 * floor:g} % of the sampled tokens are random" if floor else "")
 
 
 def _gains(results: Results, gains: Sequence[Gain]) -> str:
@@ -163,7 +195,7 @@ def _gains(results: Results, gains: Sequence[Gain]) -> str:
     for gain in gains:
         shown = gain.gain_p_holm <= LEVEL
         side = "not decided" if not shown else "above" if gain.gain.mean > 0 else "below"
-        said.append(f"`{gain.arm}` {side}, {points(gain.gain)} points")
+        said.append(f"{_named(gain.arm, results)} {side}, {points(gain.gain)} points")
     base = 100 * results.base.scores[0].avg_at_k
     return f"Against the untrained policy's {base:.1f} %: {'; '.join(said)}."
 
@@ -178,14 +210,17 @@ def _mismatch(results: Results) -> str:
         said = f"The mismatch ({what}) is {short(max(k3.values()))} nats a token."
     else:
         most, least = max(k3, key=k3.__getitem__), min(k3, key=k3.__getitem__)
-        ends = f"{short(k3[most])} nats a token in `{most}`, the most, and {short(k3[least])} in `{least}`, the least"
-        said = f"The mismatch ({what}) is {ends}."
+        planted = " (planted)" if _planted(results.settings(most)) else ""
+        said = (
+            f"The mismatch ({what}) is {short(k3[most])} nats a token{planted} with {_named(most, results)}, the most, "
+            f"and {short(k3[least])} with {_named(least, results)}, the least."
+        )
     fallen, runs = {}, 0
     for arm in results.arms:
         found = collapses(results.runs[arm])
         runs += found.runs
         if found.collapsed:
-            fallen[arm] = f"{found.collapsed} of {found.runs} in `{arm}`"
+            fallen[arm] = f"{found.collapsed} of {found.runs} with {_named(arm, results)}"
     if not runs:
         return said
     if not fallen:
@@ -198,9 +233,9 @@ def _named(arm: str, results: Results) -> str:
     run = results.settings(arm)
     words = short_remedy(run)
     if is_matched(run):
-        words += ", matched control"
+        words += ", equally noisy without a mismatch"
     elif has_exact_engine(run):
-        words += ", no mismatch"
+        words += " without a mismatch"
     return f"{words} (`{arm}`)"
 
 
