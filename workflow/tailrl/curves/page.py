@@ -36,10 +36,10 @@ class Line:
 render = renderer((Path(__file__).parent / "templates", DIAGNOSIS, TEMPLATES), count, number_name, prose, short)
 
 
-def curves_html(reading: Reading, title: str = "Curves of a run", judgements: Sequence[Judgement] = ()) -> str:
+def curves_html(reading: Reading, judgements: Sequence[Judgement] = ()) -> str:
     """The whole page."""
     lines = [_line(run.main, f"run{number}") for number, run in enumerate(reading.runs)]
-    return render("curves.html.j2", title=title, lines=lines, judgements=judgements, **_values(reading))
+    return render("curves.html.j2", title="Curves of a run", lines=lines, judgements=judgements, **_values(reading))
 
 
 def curves_text(reading: Reading, out: Path | None = None, judgements: Sequence[Judgement] = ()) -> str:
