@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from matplotlib.text import Text
 
 from tailrl.artifacts.results import read_results
 from tailrl.config.study import Study
-from tailrl.page_parts.drawing import DARK_COLOURS
+from tailrl.page_parts import TEMPLATES
 from tailrl.reports.ablation.numbers import Point, points_of
 from tailrl.reports.ablation.page import ablation_figure
 from tailrl.reports.axes import (
@@ -262,7 +263,11 @@ def lab(rgb: np.ndarray) -> np.ndarray:
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
 
-@pytest.mark.parametrize(("colours", "page"), [(ARM_COLOURS, "#FFFFFF"), (DARK_COLOURS, "#14181C")])
+CSS = (TEMPLATES / "page.css").read_text(encoding="utf-8")
+ON_DARK = [re.findall(rf"--arm-{number}: (#\w+);", CSS)[1] for number in range(len(ARM_COLOURS))]
+
+
+@pytest.mark.parametrize(("colours", "page"), [(ARM_COLOURS, "#FFFFFF"), (ON_DARK, "#14181C")])
 @pytest.mark.parametrize("vision", VISION)
 def test_any_eye_tells_the_colours_apart(colours: tuple[str, ...], page: str, vision: str) -> None:
     seen = [lab(np.array(VISION[vision]) @ linear(colour)) for colour in colours]

@@ -27,10 +27,8 @@ WIDTH = 360 / 72  # inches
 HEIGHT = 260 / 72
 
 ARM_COLOURS = ("#024CAB", "#C4311F", "#00A65A", "#000000", "#CC79A7", "#DF7808", "#7C8AFF")
-"""Found by a search: apart for any colour vision, and dark enough for a line on white. A test holds both."""
-
-DARK_COLOURS = ("#5779F3", "#EC5139", "#22C97A", "#FFFFFF", "#BC9BAE", "#FAB024", "#B2B5FF")
-"""The same colours on a dark page, in the same order; page.css has both as --arm-0 and so on."""
+"""Found by a search: apart for any colour vision, and dark enough for a line on white. page.css has them as --arm-0 and
+so on, and others of a dark page. A test holds both."""
 
 INK, SOFT, GRID, PAGE = "#1d2328", "#5b6670", "#dfe4e8", "#fefefe"
 MARK, LAW = ARM_COLOURS[:2]
