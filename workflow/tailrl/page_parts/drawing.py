@@ -6,7 +6,7 @@ a title for each mark that is named.
 
 import io
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -144,19 +144,25 @@ def in_scheme(svg: str, variables: Mapping[str, str]) -> str:
 
 
 def set_magnitudes(axis: Axis, values: list[float]) -> bool:
-    """Give an axis the scale of `magnitudes`; False, and a linear axis, where that is linear."""
-    scale = magnitudes(values)
+    """`set_scale`, with all digits on a linear axis."""
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.6g}"))
+    return set_scale(axis, values, tick_label)
+
+
+def set_scale(axis: Axis, values: Iterable[float], label: Callable[[float], str]) -> bool:
+    """Give an axis the scale of `magnitudes`, with labels of powers; False, and a linear axis, where that is linear."""
+    scale = magnitudes(values)
     if scale is None:
         return False
     name = "x" if axis.axis_name == "x" else "y"  # type: ignore[attr-defined]
-    set_scale = axis.axes.set_xscale if name == "x" else axis.axes.set_yscale
+    set_kind = axis.axes.set_xscale if name == "x" else axis.axes.set_yscale
     if scale.threshold is None:
-        set_scale("log")
+        set_kind("log")
     else:
-        set_scale("symlog", linthresh=scale.threshold, linscale=LINEAR_PART)
+        set_kind("symlog", linthresh=scale.threshold, linscale=LINEAR_PART)
+    # The margins of the linear axis would be decades on this one.
     axis.axes.autoscale_view(scalex=name == "x", scaley=name == "y")
     axis.set_major_locator(FixedLocator(scale.ticks))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}" if scale.plain else tick_label(value)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}" if scale.plain else label(value)))
     axis.set_minor_locator(NullLocator())
     return True
