@@ -12,6 +12,7 @@ import yaml
 from cases_fixture import rest_long
 from study_fixture import SECRETS, TINY, Workflow
 
+from tailrl.reports.figures import FIGURES
 from tailrl.tracking.metrics import METRICS
 
 pytestmark = pytest.mark.vllm
@@ -21,7 +22,6 @@ RUNS = [(arm, seed) for arm in ARMS for seed in SEEDS]
 TRAINED = [f"train {arm}, seed {seed}" for arm, seed in RUNS]
 EVALUATED = [f"evaluate {arm}" for arm in ("base", *ARMS)]
 REPORTED = ["tables, figures and summary"]
-FIGURES = ("evaluation", "training", "survival", "mismatch", "delta", "kept", "time")
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from artifacts_fixture import edit, policy_of, record_of, tokens_of, vouch_again, write_job, write_scores
 
-from tailrl.artifacts.evaluation import manifest_of, read_evaluation
+from tailrl.artifacts.evaluation import manifest_of, read_evaluation_file
 from tailrl.artifacts.manifest import MANIFEST, files_in, read_manifest, write_manifest
 from tailrl.artifacts.metrics import metrics_line, read_metrics, read_steps
 from tailrl.artifacts.records import RunRecord, read_record, write_record
@@ -154,7 +154,7 @@ def evaluated(tmp_path: Path) -> Path:
 
 
 def test_evaluation(evaluated: Path) -> None:
-    read = read_evaluation(evaluated)
+    read = read_evaluation_file(evaluated).arrays()
     score = read.scores[0]
     assert (read.arm, read.problems, read.lm_eval, score.seed) == ("naive", ("p0", "p1"), "0.4.13", 4)
     assert (score.avg_at_k, score.pass_at_k) == (0.25, 0.5)
@@ -184,7 +184,7 @@ OTHER = {**policy_of(6, [[1, 0], [0, 0]]), "per_problem": [{"id": name, "correct
 def test_evaluation_that_cannot_be_used(evaluated: Path, change: Callable[[Any], None], sentence: str) -> None:
     edit(evaluated, change)
     with pytest.raises(StudyError, match=sentence) as error:
-        read_evaluation(evaluated)
+        read_evaluation_file(evaluated)
     assert str(evaluated) in str(error.value) and len(str(error.value)) < 600
 
 
@@ -192,13 +192,13 @@ def test_a_list_is_no_evaluation(evaluated: Path) -> None:
     evaluated.write_text("[]")
     vouch_again(evaluated)
     with pytest.raises(StudyError, match="holds list, not a JSON object"):
-        read_evaluation(evaluated)
+        read_evaluation_file(evaluated)
 
 
 def test_the_rows_of_one_policy_may_not_be_ragged(evaluated: Path) -> None:
     edit(evaluated, lambda data: [p["per_problem"][1].update(correct=[0]) for p in data["policies"]])
     with pytest.raises(StudyError, match="a problem does not have 2 samples"):
-        read_evaluation(evaluated)
+        read_evaluation_file(evaluated)
 
 
 # --- whole studies ---------------------------------------------------------------------------------------

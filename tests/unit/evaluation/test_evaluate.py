@@ -20,7 +20,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.tasks import TaskManager
 from transformers import AutoModelForCausalLM
 
-from tailrl.artifacts.evaluation import EvaluationFile, Samples, header, read_evaluation, read_evaluation_file
+from tailrl.artifacts.evaluation import EvaluationFile, Samples, header, read_evaluation_file
 from tailrl.config.jobs import Evaluation
 from tailrl.config.sampler import SamplerSettings
 from tailrl.evaluation import harness
@@ -174,7 +174,7 @@ def test_a_greedy_response_is_asked_for_once_a_problem(tmp_path: Path) -> None:
         assert [row["correct"] for row in record["per_problem"]] == [row["correct"] for row in before["per_problem"]]
         assert record["response_length_mean"] == before["response_length_mean"]
     write_results(evaluated, tmp_path / "dvp.json", tmp_path / "dvp.samples.jsonl")
-    scores = read_evaluation(tmp_path / "dvp.json").scores
+    scores = read_evaluation_file(tmp_path / "dvp.json").arrays().scores
     assert [score.greedy_P.tolist() for score in scores if score.greedy_P is not None] == [
         [row["greedy"] for row in record["per_problem"]] for record in records(evaluated)
     ]
@@ -183,7 +183,7 @@ def test_a_greedy_response_is_asked_for_once_a_problem(tmp_path: Path) -> None:
     summary = EvaluationFile.model_validate(half)
     write_results(replace(evaluated, summary=summary), tmp_path / "half.json", tmp_path / "half.samples.jsonl")
     with pytest.raises(StudyError, match=r"half\.json: some problems of a policy have a greedy response, and some"):
-        read_evaluation(tmp_path / "half.json")
+        read_evaluation_file(tmp_path / "half.json")
 
 
 @pytest.mark.parametrize("engine", ["exact", "transformers"])

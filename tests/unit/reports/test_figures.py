@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from matplotlib.text import Text
 
 from tailrl.artifacts.results import read_results
 from tailrl.config.study import Study
-from tailrl.page_parts.drawing import DARK_COLOURS
+from tailrl.page_parts import TEMPLATES
 from tailrl.reports.ablation.numbers import Point, points_of
 from tailrl.reports.ablation.page import ablation_figure
 from tailrl.reports.axes import (
@@ -41,7 +42,7 @@ from tailrl.reports.curves import Curve, lacking
 from tailrl.reports.mismatch import page as mismatch
 from tailrl.reports.mismatch.numbers import NATS, DeltaBin
 from tailrl.reports.scores import page as scores
-from tailrl.reports.scores.numbers import Gain, PolicyScore
+from tailrl.reports.scores.numbers import Gain, PolicyScore, RunScore
 from tailrl.stats.intervals import Interval
 from tailrl.stats.tests import paired_difference
 from tailrl.tracking.metrics import VETOED
@@ -89,6 +90,11 @@ def evaluation_figure(arms: tuple[str, ...] = ARMS, score: float = 0.6) -> Figur
     return scores.evaluation_figure(found, policies, policies[0].avg, 8)
 
 
+def score_by_k3_figure(arms: tuple[str, ...], k3: float = 0.001) -> Figure:
+    runs = [RunScore(arm, seed, k3 * 10**place, 0.5) for place, arm in enumerate(arms) for seed in (0, 1)]
+    return scores.score_by_k3_figure(runs, arms, 0.4, 8)
+
+
 def shares(value: float = 0.125) -> list[TimeShare]:
     return [TimeShare(arm, phase, value, value * 2) for arm in ARMS for phase in course.PHASE_COLOURS]
 
@@ -110,6 +116,9 @@ ALL = {
     "evaluation": lambda: evaluation_figure(),
     "evaluation, long names": lambda: evaluation_figure(LONG),
     "evaluation, nothing solved": lambda: evaluation_figure(score=0.0),
+    "score by k3": lambda: score_by_k3_figure(LONG),
+    "score by k3, not recorded": lambda: score_by_k3_figure(ARMS, NAN),
+    "score by k3, none": lambda: score_by_k3_figure(ARMS, 0.0),
     "time": lambda: course.time_figure(shares(), ARMS),
     "time, not recorded": lambda: course.time_figure(shares(NAN), ARMS),
 }
@@ -254,7 +263,11 @@ def lab(rgb: np.ndarray) -> np.ndarray:
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
 
-@pytest.mark.parametrize(("colours", "page"), [(ARM_COLOURS, "#FFFFFF"), (DARK_COLOURS, "#14181C")])
+CSS = (TEMPLATES / "page.css").read_text(encoding="utf-8")
+ON_DARK = [re.findall(rf"--arm-{number}: (#\w+);", CSS)[1] for number in range(len(ARM_COLOURS))]
+
+
+@pytest.mark.parametrize(("colours", "page"), [(ARM_COLOURS, "#FFFFFF"), (ON_DARK, "#14181C")])
 @pytest.mark.parametrize("vision", VISION)
 def test_any_eye_tells_the_colours_apart(colours: tuple[str, ...], page: str, vision: str) -> None:
     seen = [lab(np.array(VISION[vision]) @ linear(colour)) for colour in colours]

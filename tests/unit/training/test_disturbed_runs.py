@@ -5,7 +5,6 @@ The engine is the trainer's own model, so that what the two differ by is the dis
 
 import json
 import shutil
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from tailrl.config.sampler import Disturbance
 from tailrl.model.policy import load_policy, named_weights
 from tailrl.objective.disturbance import round_weights
 from tailrl.objective.noise import normal
-from tailrl.tasks.problem import Problem, write_problems
 from tailrl.training.loop import train
 from tailrl.training.step import update
 from tailrl.training.stopwatch import Stopwatch
@@ -38,18 +36,6 @@ CAUSES: dict[str, dict[str, Any]] = {
     "weights": {"weights": "float8_e4m3"},
     "all": {"noise": 0.2, "bias": 0.2, "floor": 0.01, "weights": "float8_e4m3"},
 }
-
-
-@pytest.fixture
-def files(tmp_path: Path, problems: list[Problem], monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the problems; a random policy never solves one, so that half of all texts are right."""
-    write_problems(problems, tmp_path / "problems.jsonl")
-    monkeypatch.setattr(
-        "tailrl.training.rollouts.reward_of",
-        lambda text, problem: float(zlib.crc32((text + problem.answer).encode()) % 2),
-    )
-    monkeypatch.setenv("WANDB_MODE", "disabled")
-    return tmp_path
 
 
 def trained(files: Path, policy: Path, arm: dict[str, Any], **training: Any) -> list[dict[str, float]]:

@@ -10,7 +10,6 @@ of all arms through the update alone. Other tests hold each choice to its defini
 import itertools
 import json
 import math
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,6 @@ from tailrl.config.vocabulary import Vocabulary
 from tailrl.objective.ratio_losses import RATIO_LOSSES
 from tailrl.objective.safe_set import RULES
 from tailrl.runtime.errors import StudyError
-from tailrl.tasks.problem import Problem, write_problems
 from tailrl.tracking.metrics import GRADIENT_NORM, METRICS
 from tailrl.training.loop import train
 
@@ -172,18 +170,6 @@ def test_the_subset_holds_every_pair_that_is_admitted() -> None:
 
 
 # --- what is admitted trains -------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def files(tmp_path: Path, problems: list[Problem], monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the problems; a random policy never solves one, so that half of all texts are right."""
-    write_problems(problems, tmp_path / "problems.jsonl")
-    monkeypatch.setattr(
-        "tailrl.training.rollouts.reward_of",
-        lambda text, problem: float(zlib.crc32((text + problem.answer).encode()) % 2),
-    )
-    monkeypatch.setenv("WANDB_MODE", "disabled")
-    return tmp_path
 
 
 def trained(files: Path, policy: Path, arm: Choice, **training: Any) -> list[dict[str, float | None]]:

@@ -6,7 +6,6 @@ sequence at a time, log-softmax and the estimator's definition.
 
 import json
 import math
-import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -258,18 +257,6 @@ def test_a_loss_that_is_not_finite_is_refused(model: PreTrainedModel) -> None:
 
 
 # --- whole runs --------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def files(tmp_path: Path, problems: list[Problem], monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the problems; a random policy never solves one, so that half of all texts are right."""
-    write_problems(problems, tmp_path / "problems.jsonl")
-    monkeypatch.setattr(
-        "tailrl.training.rollouts.reward_of",
-        lambda text, problem: float(zlib.crc32((text + problem.answer).encode()) % 2),
-    )
-    monkeypatch.setenv("WANDB_MODE", "disabled")
-    return tmp_path
 
 
 def trained(files: Path, policy: Path, run: Run, seed: int = 5, name: str = "out") -> list[dict[str, float]]:

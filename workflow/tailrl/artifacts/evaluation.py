@@ -198,11 +198,6 @@ def read_evaluation_file(path: Path) -> EvaluationFile:
     return found
 
 
-def read_evaluation(path: Path) -> ArmScores:
-    """An arm's evaluation in arrays; raises StudyError like `read_evaluation_file`."""
-    return read_evaluation_file(path).arrays()
-
-
 def _score(policy: PolicyScores) -> Score:
     greedy = [item.greedy for item in policy.per_problem]
     return Score(

@@ -24,7 +24,7 @@ from tailrl.curves.wandb_file import read_wandb_file
 from tailrl.diagnosis.folders import regular_files
 from tailrl.diagnosis.opened import opened, plain_ending
 from tailrl.runtime.errors import ConfigurationError, DataError, StorageError, reason
-from tailrl.runtime.jsonl import numbered_lines
+from tailrl.runtime.jsonl import json_value, numbered_lines
 from tailrl.runtime.limits import MEMORY, limited_memory
 
 TENSORBOARD = "TensorBoard's CSV"
@@ -221,10 +221,7 @@ def _json(path: Path, names: Names) -> History | None:
     head = _text(path, HEAD)
     if '"log_history"' not in head and not _begins_with_metrics(head, names):
         return None
-    try:
-        state = json.loads(_text(path))
-    except (ValueError, RecursionError):
-        return None
+    state = json_value(_text(path))
     rows = state.get("log_history") if isinstance(state, dict) else state
     if not isinstance(rows, list):
         return None

@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 
 from tailrl.artifacts.files import Record
 from tailrl.artifacts.metrics import FloatArray
-from tailrl.diagnosis.log import IntArray, Log
+from tailrl.diagnosis.log import SIDES, IntArray, Log
 
-SIDES = ("sampler", "trainer")
 FEWEST = 20  # tokens that a check needs
 NEARLY_ALL = 0.99  # of the tokens: a few may have been made in another way
 PADDED_SEQUENCES = 0.2  # the share of the sequences that are filled up with one value

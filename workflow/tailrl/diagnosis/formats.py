@@ -16,10 +16,9 @@ from tailrl.artifacts.files import Record
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.diagnosis.columns import ids, is_json_list, last, numbers
 from tailrl.diagnosis.left_out import RowError
-from tailrl.diagnosis.log import OPTIONAL_NUMBERS, IntArray, LoggedRow, seen_before
+from tailrl.diagnosis.log import OPTIONAL_NUMBERS, SIDES, IntArray, LoggedRow, seen_before
 from tailrl.runtime.errors import ConfigurationError, few, one_line
 
-SIDES = ("sampler", "trainer")
 PER_TOKEN = (*SIDES, "token", *OPTIONAL_NUMBERS)
 PER_ROW = ("kept", "step", "version", "reward", "text", "prompt", "prompt_mask", "response", "schema")
 ROLES = (*PER_TOKEN, "mask", *PER_ROW)  # our names of columns

@@ -11,6 +11,8 @@ from tailrl.artifacts.metrics import FloatArray
 
 IntArray = NDArray[np.int64]
 
+SIDES = ("sampler", "trainer")  # as columns of log-probs are called
+
 OPTIONAL_NUMBERS = (
     *("recomputed", "advantage", "again", "trainer_top", "sampler_top", "rank"),
     *("trainer_set", "sampler_set"),

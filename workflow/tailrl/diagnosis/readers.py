@@ -5,7 +5,6 @@ What a file holds is told by its first bytes, and by its ending where these do n
 
 import csv
 import itertools
-import json
 import re
 import zipfile
 import zlib
@@ -27,7 +26,7 @@ from tailrl.diagnosis.opened import MOST_BLANK, Opened, opened, seekable
 from tailrl.diagnosis.pickles import load_torch, refuse_pickle
 from tailrl.diagnosis.token_rows import POSITIONS, PROMPT_IDS, RESPONSE_IDS, GivenRow, cell, gathered
 from tailrl.runtime.errors import DataError, StorageError, StudyError, reason
-from tailrl.runtime.jsonl import numbered_lines
+from tailrl.runtime.jsonl import json_value, numbered_lines
 from tailrl.runtime.limits import in_limited_memory, out_of_memory
 
 MEMORY = 1.5e9  # bytes that reading a file may take, besides Python and its libraries
@@ -237,12 +236,12 @@ def _sequences_of(file: Path, seen: Seen, left_out: LeftOut, columns: Columns) -
 def _json(content: Opened, file: Path, seen: Seen, columns: Columns) -> Iterator[GivenRow]:
     """One row a line, or one JSON text: a list of rows, columns, or either of them under a name."""
     _, line = next(numbered_lines(content.stream, file, MOST_BYTES_A_LINE), (0, b""))
-    first = _parsed(line)
+    first = json_value(line)
     if isinstance(first, dict):
         document = None if content.stream.read(MOST_BLANK).strip() else first
     else:
         text = line + content.stream.read(MOST_BYTES_WHOLE)
-        document = _parsed(text)
+        document = json_value(text)
         if document is None and len(text) > MOST_BYTES_WHOLE and line.startswith(b"["):
             raise DataError(f"{file}: is one JSON text of more than {MOST_BYTES_WHOLE:,} bytes; write a row a line")
         del text
@@ -255,21 +254,13 @@ def _json(content: Opened, file: Path, seen: Seen, columns: Columns) -> Iterator
         yield from _lines(again, file, seen)
 
 
-def _parsed(text: bytes) -> Any:
-    """The value of a JSON text; None for what is none."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-
-
 def _lines(content: Opened, file: Path, seen: Seen) -> Iterator[GivenRow]:
     place = 0
     for number, line in numbered_lines(content.stream, file, MOST_BYTES_A_LINE):
         seen(content.raw.tell() - place)
         place = content.raw.tell()
         where = f"{file}, line {number}"
-        row = _parsed(line)
+        row = json_value(line)
         if isinstance(row, dict):
             yield where, row
         elif row is None and number > 1 and not line.endswith(b"\n"):

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from tailrl.diagnosis.documents import of_columns
-from tailrl.diagnosis.formats import SIDES, check_columns, is_scalar, length_of, recognise
+from tailrl.diagnosis.formats import check_columns, is_scalar, length_of, recognise
 from tailrl.diagnosis.left_out import LeftOut, RowError
-from tailrl.diagnosis.log import Log
+from tailrl.diagnosis.log import SIDES, Log
 from tailrl.diagnosis.readers import in_parts, read_log, sequences
 from tailrl.diagnosis.token_rows import GivenRow
 from tailrl.runtime.errors import DataError, one_line

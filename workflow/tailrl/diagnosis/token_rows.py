@@ -6,8 +6,9 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any
 
 from tailrl.diagnosis.columns import is_json_list, json_list
-from tailrl.diagnosis.formats import PER_TOKEN, SIDES, Format, has_sides, is_scalar, recognise
+from tailrl.diagnosis.formats import PER_TOKEN, Format, has_sides, is_scalar, recognise
 from tailrl.diagnosis.left_out import RowError
+from tailrl.diagnosis.log import SIDES
 from tailrl.runtime.errors import DataError, one_line
 
 GivenRow = tuple[str, Mapping[str, Any] | RowError]  # where it is, for messages, and its columns

@@ -35,7 +35,6 @@ class Entry(Record):
         function: its name in the kind's module; None: the entry's own name.
         values: what is tried for its number.
         fit: how the number is fitted between them; None: not at all.
-        neutral: the number that changes nothing.
         words: how it is said, with {value}.
         look: where to look.
         benign: whether it is no fault: what rounding in 16 bits gives.
@@ -51,7 +50,6 @@ class Entry(Record):
     function: str | None = None
     values: tuple[Value, ...] = (0.0,)
     fit: Literal["real", "whole"] | None = None
-    neutral: float | None = None
     words: str
     look: str
     benign: bool = False

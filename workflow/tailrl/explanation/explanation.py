@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.diagnosis.diagnosis import Table
-from tailrl.diagnosis.log import Log, LoggedRow, pack
+from tailrl.diagnosis.log import SIDES, Log, LoggedRow, pack
 from tailrl.diagnosis.tables import read_table
 from tailrl.explanation.catalogue import Choice, Hypothesis, catalogue, imported
 from tailrl.explanation.columns import Finding, inspect
@@ -41,7 +41,6 @@ from tailrl.explanation.sequences import Response, Scored, choose, read, require
 from tailrl.explanation.train_mode import TRAIN_MODE, left_on, probabilities
 from tailrl.runtime.errors import ConfigurationError, DataError, say
 
-SIDES = ("sampler", "trainer")
 TOKENS = 1000  # computed at most, unless the caller says otherwise
 FIRST_TOKENS = 250  # in the first sample; each later sample has twice as many
 SEARCHED_TOKENS = 500  # the search tries all hypotheses on so many tokens of a sample

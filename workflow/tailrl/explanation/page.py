@@ -4,8 +4,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from tailrl.diagnosis.log import SIDES
 from tailrl.explanation.catalogue import Choice
-from tailrl.explanation.explanation import SIDES, Explanation, Side
+from tailrl.explanation.explanation import Explanation, Side
 from tailrl.explanation.layers import Stage
 from tailrl.explanation.search import World
 from tailrl.page_parts.number_text import count

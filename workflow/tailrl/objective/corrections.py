@@ -28,7 +28,8 @@ import torch
 from torch import Tensor
 
 from tailrl.config.arm import LIMITED, REMEDIES, Correction
-from tailrl.objective.rejections import k1, k3, rejections
+from tailrl.objective.kl_estimates import k1, k3
+from tailrl.objective.rejections import rejections
 from tailrl.objective.sequences import check_packed, limited, sequence_any, sequence_mean, sequence_sum, times
 from tailrl.runtime.errors import ConfigurationError, DataError, NumericalError
 from tailrl.runtime.import_path import called, is_import_path
@@ -97,13 +98,13 @@ def geometric(delta_T: Tensor, sequence_T: Tensor, count: int, threshold: float,
 
 def reject_k1(delta_T: Tensor, sequence_T: Tensor, count: int, threshold: float) -> Judged:
     """1 where |mean_t K1| ≤ threshold, else 0; K1 = −Δ has either sign."""
-    mean_N = sequence_mean(k1(delta_T, delta_T), sequence_T, count)
+    mean_N = sequence_mean(k1(delta_T), sequence_T, count)
     return judge(torch.ones_like(mean_N), mean_N.abs() > threshold)
 
 
 def reject_k3(delta_T: Tensor, sequence_T: Tensor, count: int, threshold: float) -> Judged:
     """1 where mean_t K3 ≤ threshold, else 0; K3 = e^Δ − Δ − 1 ≥ 0."""
-    mean_N = sequence_mean(k3(delta_T, delta_T), sequence_T, count)
+    mean_N = sequence_mean(k3(delta_T), sequence_T, count)
     return judge(torch.ones_like(mean_N), mean_N > threshold)
 
 

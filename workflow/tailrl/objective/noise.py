@@ -30,23 +30,16 @@ DRAWN_AT_ONCE_ON_GPU = 2**24
 """Likewise on a device, where they take 128 MiB in float64."""
 
 
-def gumbel(
-    seeds: Sequence[int],
-    positions: Sequence[int],
-    count: int,
-    stream: str = "gumbel",
-    device: torch.device | str = "cpu",
-) -> Tensor:
+def gumbel(seeds: Sequence[int], positions: Sequence[int], count: int, device: torch.device | str = "cpu") -> Tensor:
     """Standard Gumbel numbers, float32 [T, count]: argmax(log p + g) is a sample from p.
 
     Args:
         seeds: T integers of up to 64 bits, one for each row's response.
         positions: T positions in the response, from 0.
         count: numbers per position, one for each token of the vocabulary.
-        stream: names the use; different names give independent numbers.
         device: where they are made and stay.
     """
-    return _drawn(seeds, positions, count, stream, _gumbel, device)
+    return _drawn(seeds, positions, count, "gumbel", _gumbel, device)
 
 
 def normal(
@@ -56,7 +49,10 @@ def normal(
     stream: str = "normal",
     device: torch.device | str = "cpu",
 ) -> Tensor:
-    """Standard normal numbers, float32 [T, count], likewise; exactly symmetric, with tails to 6.3 on both sides."""
+    """Standard normal numbers, float32 [T, count], likewise; exactly symmetric, with tails to 6.3 on both sides.
+
+    `stream` names the use: different names give independent numbers.
+    """
     return _drawn(seeds, positions, count, stream, _normal, device)
 
 

@@ -6,7 +6,7 @@ a title for each mark that is named.
 
 import io
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,10 +27,8 @@ WIDTH = 360 / 72  # inches
 HEIGHT = 260 / 72
 
 ARM_COLOURS = ("#024CAB", "#C4311F", "#00A65A", "#000000", "#CC79A7", "#DF7808", "#7C8AFF")
-"""Found by a search: apart for any colour vision, and dark enough for a line on white. A test holds both."""
-
-DARK_COLOURS = ("#5779F3", "#EC5139", "#22C97A", "#FFFFFF", "#BC9BAE", "#FAB024", "#B2B5FF")
-"""The same colours on a dark page, in the same order; page.css has both as --arm-0 and so on."""
+"""Found by a search: apart for any colour vision, and dark enough for a line on white. page.css has them as --arm-0 and
+so on, and others of a dark page. A test holds both."""
 
 INK, SOFT, GRID, PAGE = "#1d2328", "#5b6670", "#dfe4e8", "#fefefe"
 MARK, LAW = ARM_COLOURS[:2]
@@ -146,19 +144,25 @@ def in_scheme(svg: str, variables: Mapping[str, str]) -> str:
 
 
 def set_magnitudes(axis: Axis, values: list[float]) -> bool:
-    """Give an axis the scale of `magnitudes`; False, and a linear axis, where that is linear."""
-    scale = magnitudes(values)
+    """`set_scale`, with all digits on a linear axis."""
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.6g}"))
+    return set_scale(axis, values, tick_label)
+
+
+def set_scale(axis: Axis, values: Iterable[float], label: Callable[[float], str]) -> bool:
+    """Give an axis the scale of `magnitudes`, with labels of powers; False, and a linear axis, where that is linear."""
+    scale = magnitudes(values)
     if scale is None:
         return False
     name = "x" if axis.axis_name == "x" else "y"  # type: ignore[attr-defined]
-    set_scale = axis.axes.set_xscale if name == "x" else axis.axes.set_yscale
+    set_kind = axis.axes.set_xscale if name == "x" else axis.axes.set_yscale
     if scale.threshold is None:
-        set_scale("log")
+        set_kind("log")
     else:
-        set_scale("symlog", linthresh=scale.threshold, linscale=LINEAR_PART)
+        set_kind("symlog", linthresh=scale.threshold, linscale=LINEAR_PART)
+    # The margins of the linear axis would be decades on this one.
     axis.axes.autoscale_view(scalex=name == "x", scaley=name == "y")
     axis.set_major_locator(FixedLocator(scale.ticks))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}" if scale.plain else tick_label(value)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}" if scale.plain else label(value)))
     axis.set_minor_locator(NullLocator())
     return True

@@ -14,10 +14,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter
 
-from tailrl.page_parts.drawing import ARM_COLOURS
-from tailrl.page_parts.scales import LINEAR_PART, magnitudes
+from tailrl.page_parts.drawing import ARM_COLOURS, set_scale
 from tailrl.stats.intervals import Interval
 
 WIDTH = 6.75
@@ -175,18 +174,7 @@ def draw_intervals(
 
 def set_magnitude_scale(ax: Axes, values: Iterable[float]) -> None:
     """Give the y axis the scale of `magnitudes`."""
-    scale = magnitudes(values)
-    if scale is None:
-        return
-    if scale.threshold is None:
-        ax.set_yscale("log")
-    else:
-        ax.set_yscale("symlog", linthresh=scale.threshold, linscale=LINEAR_PART)
-    ax.autoscale_view(scalex=False)  # the margins of the linear axis would be decades on this one
-    ax.yaxis.set_major_locator(FixedLocator(scale.ticks))
-    label = FuncFormatter(lambda value, _: f"{value:g}" if scale.plain else _power_label(value))
-    ax.yaxis.set_major_formatter(label)
-    ax.yaxis.set_minor_locator(NullLocator())
+    set_scale(ax.yaxis, values, _power_label)
 
 
 def _power_label(value: float) -> str:

@@ -1,11 +1,21 @@
-"""Lines of JSONL: the one rule for where a line ends."""
+"""JSON texts, and lines of JSONL: the one rule for where a line ends."""
 
 import codecs
 import io
+import json
 from collections.abc import Iterator
+from typing import Any
 
 from tailrl.runtime.errors import DataError
 from tailrl.runtime.limits import MOST_EMPTY_LINES
+
+
+def json_value(text: str | bytes) -> Any:
+    """The value of a JSON text; None for what is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def numbered_lines(

@@ -70,10 +70,10 @@ def guarded(seconds: float, what: str) -> Iterator[None]:
             raise EngineError(f"{what} failed: {last_lines(error)}") from error
 
 
-def last_lines(error: Exception, count: int = 3) -> str:
-    """The last lines of the error, on one line."""
+def last_lines(error: Exception) -> str:
+    """The last three lines of the error, on one line."""
     lines = masked("".join(traceback.format_exception_only(error))).split("\n")
-    return " | ".join([line.strip() for line in lines if line.strip()][-count:])
+    return " | ".join([line.strip() for line in lines if line.strip()][-3:])
 
 
 def limit_the_end() -> None:

@@ -1,13 +1,12 @@
 """Rows of a published data set, from the hub or from a local file, and the problems made of them."""
 
-import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from tailrl.runtime.errors import DataError, StorageError, StudyError, reason
 from tailrl.runtime.hub import use_cache_without_hub
-from tailrl.runtime.jsonl import numbered_lines
+from tailrl.runtime.jsonl import json_value, numbered_lines
 from tailrl.runtime.limits import MEMORY, in_limited_memory, regular
 from tailrl.tasks.loaded import Loaded, canonical
 from tailrl.tasks.problem import Problem
@@ -92,7 +91,7 @@ def _jsonl_batches(file: Path) -> Iterator[list[object]]:
     try:
         with open(file, "rb", opener=regular) as opened:
             for _, line in numbered_lines(opened, file, LONGEST_LINE):
-                yield [_json_or_none(line.decode("utf-8"))]
+                yield [json_value(line.decode("utf-8"))]
     except (OSError, UnicodeDecodeError) as error:
         raise _unreadable(file, "UTF-8 text", error) from None
 
@@ -102,13 +101,6 @@ def _check_size(source: object, rows: int, size: int) -> None:
         raise DataError(f"{source}: has {rows} rows, more than {MOST_TABLE_ROWS}")
     if size > MOST_BYTES:
         raise DataError(f"{source}: its rows take more than {MOST_BYTES / 1e9:g} GB")
-
-
-def _json_or_none(line: str) -> object:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None
 
 
 def _unreadable(file: Path, kind: str, error: Exception) -> StudyError:

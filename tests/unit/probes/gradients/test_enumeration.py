@@ -8,6 +8,7 @@ import pytest
 import torch
 from definitions import safe_tokens, softmax
 
+from tailrl.objective.safe_set import safe_set
 from tailrl.probes.gradients.enumeration import (
     MISMATCHES,
     MODULUS,
@@ -91,7 +92,7 @@ def test_the_exact_gradient_is_that_of_finite_differences(rule: str, threshold: 
             moved = np.where(safe, logits + sign * step, -np.inf)
             returns.append((chances(moved, "full", 0.0) * MODEL.reward_KN.numpy()).sum(1).mean())
         expected[place] = (returns[0] - returns[1]) / (2 * width)
-    found = return_gradient(MODEL, rule, threshold).numpy()
+    found = return_gradient(MODEL, safe_set(MODEL.logits_SV, rule, threshold)).numpy()
     assert np.abs(expected).max() > 1e-2
     np.testing.assert_allclose(found, expected, atol=1e-9)
 

@@ -53,7 +53,7 @@ def test_without_mismatch_dvp_follows_its_own_objective(measured: list[Quality])
     for q in of(measured, "dvp", mismatch=False):
         seed = derive_seed("gradient model", 0, q.model)
         model = random_model(SIZES["vocabulary_size"], SIZES["length"], SIZES["prompts"], seed)
-        whole, pruned = return_gradient(model), return_gradient(model, "min_p", -3.0)
+        whole, pruned = return_gradient(model), return_gradient(model, safe_set(model.logits_SV, "min_p", -3.0))
         assert q.bias_constrained < 1e-10
         assert q.bias == pytest.approx(((pruned - whole).norm() / whole.norm()).item(), rel=1e-9)
         assert q.bias > 1e-3

@@ -16,7 +16,7 @@ from tailrl.config.study import Study
 from tailrl.config.words import describe
 from tailrl.reports import arm_pairs
 from tailrl.reports.overview.arms import describe_arms
-from tailrl.reports.overview.message import opening
+from tailrl.reports.overview.headline import headline
 from tailrl.reports.overview.summary import summarize
 from tailrl.reports.overview.verdicts import judge
 from tailrl.reports.page import page
@@ -384,7 +384,7 @@ def test_summary_has_every_arm_and_comparison(whole: tuple[Study, object], resul
     verdicts = judge(results)
     text = summary_of(study, results)
     gains, compared = gains_over_base(results), compare_arms(results, arm_pairs.references(results))
-    listed = "".join(f"- {sentence}\n" for sentence in opening(results, gains, compared, verdicts))
+    listed = "".join(f"- {sentence}\n" for sentence in headline(results, gains, compared, verdicts))
     assert text.startswith(f"# synthetic\n\n{listed}\nA made-up study for the report's tests. The same policy")
     for arm in study.arms:
         assert text.count(f"\n| {arm} | ") >= 3

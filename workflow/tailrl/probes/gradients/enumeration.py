@@ -162,16 +162,14 @@ def constrained(logits_SV: Tensor, rule: str, threshold: float) -> Tensor:
     return logits_SV.masked_fill(~safe_set(logits_SV, rule, threshold), -torch.inf).log_softmax(-1)
 
 
-def return_gradient(
-    model: SequenceModel, rule: str = "full", threshold: float = 0.0, safe_SV: Tensor | None = None
-) -> Tensor:
+def return_gradient(model: SequenceModel, safe_SV: Tensor | None = None) -> Tensor:
     """∇ of the mean over prompts of Σ_y π^mp(y) R(y), with respect to the table of logits: float64 [S, V].
 
-    For the full vocabulary it is ∇J; for another rule, or a given set, ∇J_mp, the gradient of the pruned objective.
+    For the full vocabulary it is ∇J; for a given safe set ∇J_mp, the gradient of the pruned objective.
     """
     logits_SV = model.logits_SV.clone().requires_grad_()
-    safe_SV = safe_set(logits_SV, rule, threshold) if safe_SV is None else safe_SV
-    chance_KN = model.gather(logits_SV.masked_fill(~safe_SV, -torch.inf).log_softmax(-1)).sum(-1).exp()
+    kept_SV = logits_SV if safe_SV is None else logits_SV.masked_fill(~safe_SV, -torch.inf)
+    chance_KN = model.gather(kept_SV.log_softmax(-1)).sum(-1).exp()
     (gradient_SV,) = torch.autograd.grad((chance_KN * model.reward_KN).sum(-1).mean(), logits_SV)
     return gradient_SV
 

@@ -154,7 +154,7 @@ def estimator_quality(
     drawn_SV = safe_set(
         logits_sampler_SV, arm.vocabulary.sampler_rule, arm.vocabulary.threshold(quality.vocabulary_size)
     )
-    constrained_SV = return_gradient(model, safe_SV=kept_SV)
+    constrained_SV = return_gradient(model, kept_SV)
     length, length_constrained = exact_SV.norm().item(), constrained_SV.norm().item()
     bias, bias_constrained = (mean_SV - exact_SV).norm().item(), (mean_SV - constrained_SV).norm().item()
     generator = torch.Generator().manual_seed(derive_seed("steps", seed))

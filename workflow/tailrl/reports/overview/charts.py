@@ -131,13 +131,12 @@ def _mark(line: Line2D, look: Look, size: float) -> None:
 
 
 def curve_chart(
-    name: str, title: str, curves: Sequence[Curve], keys: Sequence[Key], *, magnitude: bool = False,
-    across: str = "training step",
-) -> Panel:  # fmt: skip
+    name: str, title: str, curves: Sequence[Curve], keys: Sequence[Key], *, magnitude: bool = False
+) -> Panel:
     """One metric over the steps: an arm's mean over seeds, with a band from the smallest to the largest seed."""
     thin = [curve for curve in map(_thinned, curves) if np.isfinite(curve.mean_N).any()]
     by_name = {key.name: key for key in keys}
-    with chart(across) as (figure, plane):
+    with chart("training step") as (figure, plane):
         for curve in thin:
             _draw_curve(plane, curve, by_name[curve.arm], len(keys))
         if not thin:

@@ -16,7 +16,7 @@ from tailrl.reports.curves import mean_of
 from tailrl.reports.mismatch.numbers import mean_k3
 from tailrl.reports.overview.arms import describe_arms
 from tailrl.reports.overview.cards import cards, tally
-from tailrl.reports.overview.message import opening
+from tailrl.reports.overview.headline import headline
 from tailrl.reports.page import render
 from tailrl.reports.scores.numbers import Comparison, Gain, greedy_differences, greedy_scores, policy_scores
 from tailrl.reports.scores.page import comparison_table, difference_sentence
@@ -54,7 +54,7 @@ def summarize(
         "overview/summary.md.j2",
         study=study,
         results=results,
-        sentences=opening(results, gains, compared, verdicts),
+        sentences=headline(results, gains, compared, verdicts),
         verdicts=verdicts,
         tally=tally(cards(verdicts)),
         level=LEVEL,

@@ -1,6 +1,6 @@
 """Held-out scores: of each arm and policy, and differences between arms."""
 
-FIGURES = {"evaluation": ("evaluation", "policies")}
+FIGURES = {"evaluation": ("evaluation", "policies"), "score_by_k3": ("score_by_k3",)}
 """The figures of a study's page, each with the tables behind it."""
 
 TABLES = ("differences.csv", "problems.csv.gz")

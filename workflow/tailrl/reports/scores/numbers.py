@@ -14,9 +14,10 @@ from tailrl.artifacts.results import Results
 from tailrl.artifacts.tables import Row
 from tailrl.config.study import BASE_ARM
 from tailrl.stats.crossed import crossed_difference, crossed_gain, crossed_interval
-from tailrl.stats.intervals import Interval, mean_interval, problem_interval
+from tailrl.stats.intervals import Interval, known_mean, mean_interval, problem_interval
 from tailrl.stats.power import least_effect, seeds_needed
 from tailrl.stats.tests import Difference, arm_difference, holm, paired_difference
+from tailrl.tracking.metrics import K3_UNMASKED
 
 Pair = tuple[str, str]
 Differences = tuple[Difference, Difference, Difference]
@@ -97,6 +98,30 @@ def policy_scores(results: Results) -> list[PolicyScore]:
             greedy = math.nan if score.greedy_P is None else float(np.mean(score.greedy_P))
             found.append(PolicyScore(evaluation.arm, score.seed, avg, score.pass_at_k, gain, greedy))
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class RunScore:
+    """A run's held-out score beside its mismatch.
+
+    Attributes:
+        k3: mean unmasked k3 KL over the run's steps, nats a token; NaN if not recorded.
+        avg: avg@k, a share of 1.
+    """
+
+    arm: str
+    seed: int
+    k3: float
+    avg: float
+
+
+def run_scores(results: Results) -> list[RunScore]:
+    """Every run, arm by arm."""
+    return [
+        RunScore(arm, run.seed, known_mean(run.metric(K3_UNMASKED)), score.avg_at_k)
+        for arm in results.arms
+        for run, score in zip(results.runs[arm], results.evaluations[arm].scores, strict=True)
+    ]
 
 
 def problem_rows(results: Results) -> Iterator[Row]:

@@ -14,18 +14,30 @@ from tailrl.artifacts.tables import flat_rows, write_csv
 from tailrl.config.study import BASE_ARM
 from tailrl.page_parts.number_text import count, p_value, points
 from tailrl.reports.arm_pairs import references
-from tailrl.reports.axes import GREY, arm_styles, make_panels, save_svg_and_pdf, set_percent_axis, style
+from tailrl.reports.axes import (
+    GREY,
+    arm_legend,
+    arm_styles,
+    make_panels,
+    save_svg_and_pdf,
+    say_nothing_to_show,
+    set_magnitude_scale,
+    set_percent_axis,
+    style,
+)
 from tailrl.reports.page import render
 from tailrl.reports.scores.numbers import (
     Comparison,
     Gain,
     PolicyScore,
+    RunScore,
     compare_arms,
     gains_over_base,
     greedy_differences,
     greedy_scores,
     policy_scores,
     problem_rows,
+    run_scores,
 )
 from tailrl.stats.intervals import LEVEL, Interval, problem_interval
 from tailrl.stats.power import MOST
@@ -41,7 +53,7 @@ class Scores:
 
 
 def write_scores(results: Results, out: Path) -> Scores:
-    """Write the figure and the tables of held-out scores; returns the numbers."""
+    """Write the figures and the tables of held-out scores; returns the numbers."""
     scores = Scores(gains_over_base(results), policy_scores(results), compare_arms(results, references(results)))
     write_csv(out / "tables" / "evaluation.csv", flat_rows(scores.gains))
     write_csv(out / "tables" / "policies.csv", flat_rows(scores.policies))
@@ -54,6 +66,10 @@ def write_scores(results: Results, out: Path) -> Scores:
     base_PK = results.base.scores[0].correct_PK
     figure = evaluation_figure(scores.gains, scores.policies, problem_interval(base_PK), base_PK.shape[1])
     save_svg_and_pdf(figure, out / "figures" / "evaluation.svg")
+    runs = run_scores(results)
+    write_csv(out / "tables" / "score_by_k3.csv", flat_rows(runs))
+    figure = score_by_k3_figure(runs, results.arms, results.base.scores[0].avg_at_k, base_PK.shape[1])
+    save_svg_and_pdf(figure, out / "figures" / "score_by_k3.svg")
     return scores
 
 
@@ -85,6 +101,26 @@ def evaluation_figure(gains: Sequence[Gain], policies: Sequence[PolicyScore], ba
         passed.set_yticks(range(len(arms)), [""] * len(arms))
         line = Line2D([], [], color=GREY, linestyle="--", linewidth=1)
         figure.legend([line], ["untrained policy"], loc="outside upper center")
+    return figure
+
+
+def score_by_k3_figure(runs: Sequence[RunScore], arms: Sequence[str], base: float, samples: int) -> Figure:
+    """A dot for each run: its avg@k, and the size of its mismatch; the untrained policy's avg@k as a line."""
+    with style():
+        figure, (ax,) = make_panels(1, 1, 2.8)
+        known = [run for run in runs if math.isfinite(run.k3)]
+        if not known:
+            say_nothing_to_show(ax, "No run recorded the size of its mismatch.")
+            return figure
+        for arm, (colour, _, marker) in arm_styles(arms).items():
+            own = [run for run in known if run.arm == arm]
+            ax.plot([run.avg for run in own], [run.k3 for run in own], marker, markersize=4, color=colour)
+        ax.axvline(base, color=GREY, linestyle="--", linewidth=1)
+        set_magnitude_scale(ax, [run.k3 for run in known])
+        set_percent_axis(ax)
+        ax.set_xlabel(f"avg@{samples} on held-out problems")
+        ax.set_ylabel("mean k3 KL, unmasked (nats)")
+        arm_legend(figure, arms, [run.arm for run in known])
     return figure
 
 

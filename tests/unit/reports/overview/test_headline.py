@@ -1,4 +1,4 @@
-"""The opening sentences against results made by hand: each outcome, one seed, arms that are not there."""
+"""A page's headline against results made by hand: each outcome, one seed, arms that are not there."""
 
 import math
 import re
@@ -13,7 +13,7 @@ from tailrl.artifacts.evaluation import ArmScores
 from tailrl.artifacts.results import Results
 from tailrl.claims.finding import CONTRADICTED, REPRODUCED, UNDECIDED
 from tailrl.reports import arm_pairs
-from tailrl.reports.overview.message import effects, opening
+from tailrl.reports.overview.headline import effects, headline
 from tailrl.reports.overview.verdicts import judge
 from tailrl.reports.scores.numbers import Comparison, compare_arms, gains_over_base
 from tailrl.stats.tests import Difference
@@ -25,7 +25,7 @@ NAN = math.nan
 def said(**arms: Made) -> tuple[str, ...]:
     results = results_of(**arms)
     compared = compare_arms(results, arm_pairs.references(results))
-    return opening(results, gains_over_base(results), compared, judge(results))
+    return headline(results, gains_over_base(results), compared, judge(results))
 
 
 def noisy(remedy: dict[str, object], **numbers: list[float]) -> Made:
@@ -69,7 +69,7 @@ def test_a_decided_difference_has_that_of_the_greedy_scores_beside_it() -> None:
     evaluations = {arm: greedy(results.evaluations[arm], {"naive": 0.6, "dvp": 0.65}[arm]) for arm in results.arms}
     results = replace(results, evaluations=evaluations, base=greedy(results.base, 0.6))
     compared = compare_arms(results, arm_pairs.references(results))
-    first, *_ = opening(results, gains_over_base(results), compared, judge(results))
+    first, *_ = headline(results, gains_over_base(results), compared, judge(results))
     assert re.search(r"\+30\.0 \[[^]]*\] points \(greedy: \+5\.0 \[", first)
 
 
@@ -209,7 +209,7 @@ def test_the_claim_decides_and_another_answer_of_the_table_is_said(
     assert (effect.decided, effect.found.mean, effect.found.p) == (decided, 0.25, by_claim)
     assert math.isnan(effect.other_p) != borderline
     results: Results = results_of(**scored(0.4, 0.7))
-    first, *_ = opening(results, gains_over_base(results), [comparison(by_table)], [claimed(verdict, by_claim)])
+    first, *_ = headline(results, gains_over_base(results), [comparison(by_table)], [claimed(verdict, by_claim)])
     words = f" (borderline: p is {by_claim:.3f} by the claim's test over seeds, {by_table:.3f} over seeds and"
     assert (words in first) == (borderline and decided)
     assert ("p 0.060 after correction" in first) == (not decided)

@@ -1,4 +1,4 @@
-"""The sentences that open a report: what differs under each kind of mismatch, and the size of the mismatch."""
+"""The headline of a study's page, in sentences: what differs under each kind of mismatch, and its size."""
 
 import math
 from collections.abc import Sequence
@@ -70,7 +70,7 @@ def _by_claim(verdict: Verdict, first: str, second: str, table: Comparison | Non
     return Effect(first, second, found, decided, verdict, other_p if differs else math.nan)
 
 
-def opening(
+def headline(
     results: Results, gains: Sequence[Gain], comparisons: Sequence[Comparison], verdicts: Sequence[Verdict]
 ) -> tuple[str, ...]:
     """The sentences in Markdown: differences under each kind of mismatch, few arms' gains, the mismatch, other arms."""
