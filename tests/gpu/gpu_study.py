@@ -3,7 +3,7 @@
     export PYTHONPATH=workflow:workflow/scripts:benchmarks
     python tests/gpu/gpu_study.py results/gpu_study --seconds 500
     python tests/gpu/gpu_study.py results/gpu_small --small    # our own policy, under a floor
-    python tests/gpu/gpu_study.py results/rehearsal --policy FOLDER --rehearse    # on a CPU
+    python tests/gpu/gpu_study.py results/rehearsal --rehearse    # on a CPU, a tiny policy with random weights
 
 What trains is `tailrl job train` with the settings of studies/smollm2.yaml and 200 steps: the engine is transformers in
 bfloat16, since vLLM need not be there, the trainer computes in float32 over the fused log-probs; one arm more has it
@@ -28,11 +28,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gpu_runs import byte_tokenizer
+from gpu_speed import SMALL as TINY
+from shaped import shaped_policy
 from table import show
 
 from tailrl.artifacts.metrics import read_steps
 from tailrl.config.load import merged, parse_study, read_config, read_study
 from tailrl.config.study import Study
+from tailrl.model.policy import save_policy
 from tailrl.tasks.prepare import write_all_problems
 from tailrl.tracking import metrics as keys
 from tailrl.training.base_policy import write_base_policy
@@ -166,9 +170,12 @@ def main() -> None:
     until = time.monotonic() + arguments.seconds
     policy = arguments.policy or arguments.out / "model"
     if not (arguments.small or arguments.policy or policy.is_dir()):
-        from smollm2 import save
+        if arguments.rehearse:
+            save_policy(shaped_policy(TINY, length=256, end=0), byte_tokenizer(), policy)
+        else:
+            from smollm2 import save
 
-        save(policy, shots="words")
+            save(policy, shots="words")
     study = small_study() if arguments.small else study_of(policy, arguments.rehearse)
     prepare(study, arguments.out)
     states = {arm: train(study, arm, arguments.out, until) for arm in study.arms}

@@ -61,10 +61,10 @@ def install(wheels: Path) -> None:
         subprocess.run([sys.executable, "-m", "pip", "install", *options, *map(str, found)], check=True)
 
 
-def command_of(row: Row, out: Path, rehearse: bool, policy: Path | None) -> list[str]:
+def command_of(row: Row, out: Path, rehearse: bool) -> list[str]:
     """A row's program with its arguments; empty where a CPU cannot run it."""
     words = row.get("rehearse", row["command"]) if rehearse else row["command"]
-    filled = [word.replace("{out}", str(out)).replace("{policy}", str(policy)) for word in words]
+    filled = [word.replace("{out}", str(out)) for word in words]
     return [sys.executable, str(ROOT / filled[0]), *filled[1:]] if filled else []
 
 
@@ -129,7 +129,6 @@ def main() -> None:
     parser.add_argument("--only", default="", metavar="PART", help="rows whose name holds this")
     parser.add_argument("--again", action="store_true", help="make rows that failed once more")
     parser.add_argument("--rehearse", action="store_true", help="what a CPU can run, with small sizes")
-    parser.add_argument("--policy", type=Path, help="a small policy for the rehearsal of the study")
     parser.add_argument("--list", action="store_true", help="print the rows and end")
     options = parser.parse_args()
     if options.list:
@@ -145,14 +144,15 @@ def main() -> None:
         done = earlier(file).get(row["name"], {"verdict": "unfinished"})["verdict"]
         if options.only not in row["name"] or done == "done" or (done != "unfinished" and not options.again):
             continue
-        command = command_of(row, options.out.resolve(), options.rehearse, options.policy)
-        if not command or (options.rehearse and "{policy}" in str(row.get("rehearse")) and not options.policy):
-            continue
+        command = command_of(row, options.out.resolve(), options.rehearse)
         if until - time.monotonic() < (0 if options.rehearse else 60 * row["minutes"]):
             left.append(row["name"])
             continue
         line = {"row": row["name"], "limit": 60 * row["minutes"], "device": same}
-        line |= make(row, command, options.out / f"logs/{number:02}.txt", options.rehearse)
+        if command:
+            line |= make(row, command, options.out / f"logs/{number:02}.txt", options.rehearse)
+        else:
+            line |= {"verdict": "needs a GPU", "seconds": 0.0, "last_line": ""}
         new = not file.exists()
         with file.open("a", encoding="utf-8", newline="") as opened:
             writer = csv.DictWriter(opened, COLUMNS)

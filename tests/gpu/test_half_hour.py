@@ -95,6 +95,16 @@ def test_a_row_that_failed_or_took_too_long_is_noted_and_the_next_is_made(
     assert lines(out)[3:] == [("broken", "failed with 2")]
 
 
+def test_a_rehearsal_says_which_rows_need_a_gpu(
+    rows: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows[:] = [{**rows[0], "rehearse": []}, rows[0] | {"name": "with its command"}]
+    out = tmp_path / "out"
+    assert call(monkeypatch, str(out), "--rehearse") == 0 == call(monkeypatch, str(out), "--rehearse")
+    assert lines(out) == [("a", "needs a GPU"), ("with its command", "done")]
+    assert (out / "words.txt").read_text() == "a "
+
+
 def test_wheels_in_parts_are_joined(tmp_path: Path) -> None:
     wheels, into = tmp_path / "wheels", tmp_path / "into"
     wheels.mkdir()
