@@ -29,10 +29,11 @@ from table import show
 
 from tailrl.config.jobs import Run
 from tailrl.config.load import parse_study
+from tailrl.kernels.packing import micro_batches, pack_batch
 from tailrl.planning.machine import Machine
-from tailrl.planning.memory import engine_memory, peak, training_memory
+from tailrl.planning.memory import peak
+from tailrl.planning.plan import plan_job
 from tailrl.planning.shapes import Shape
-from tailrl.planning.times import step_seconds
 from tailrl.planning.work import Work
 
 Size = dict[str, int]
@@ -73,7 +74,18 @@ def run_of(size: Size) -> Run:
 
 
 def work_of(size: Size) -> Work:
-    return Work(*(size[name] for name in ("prompts", "group", "prompt", "response", "budget")))
+    """The step's work. All responses are equally long: whole ones alone fill a micro-batch."""
+    prompts = [(place,) * size["prompt"] for place in range(size["prompts"]) for _ in range(size["group"])]
+    batches = micro_batches(prompts, [size["response"]] * len(prompts), size["budget"])
+    packed = (pack_batch([prompts[i] for i in batch], [[1] * size["response"]] * len(batch)) for batch in batches)
+    return Work(
+        prompts=size["prompts"],
+        group=size["group"],
+        prompt=size["prompt"],
+        response=size["response"],
+        budget=max(len(batch.tokens_P) for batch in packed),
+        longest=size["response"],
+    )
 
 
 # --- measured, in a process of its own -------------------------------------------------------------------
@@ -189,10 +201,9 @@ def machine_of(found: Mapping[str, float], fitted: Mapping[str, float]) -> Machi
 def predicted(size: Size, machine: Machine) -> dict[str, float]:
     """Peak MiB and CPU seconds as the plan has them."""
     shape, run, work = shape_of(size), run_of(size), work_of(size)
-    parts = training_memory(shape, run, work, machine, 1) | engine_memory(shape, run.sampler, work, machine)
-    seconds = step_seconds(shape, run, work, machine)
-    rollout = seconds.pop("rollout")
-    return {"mib": peak(parts, run.sampler, machine) / 2**20, "rollout": rollout, "update": sum(seconds.values())}
+    job = plan_job(shape, run, work, machine, 1)
+    rollout = job.phases["rollout"].seconds
+    return {"mib": peak(job.parts) / 2**20, "rollout": rollout, "update": job.step - rollout}
 
 
 def fit(found: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

@@ -11,8 +11,9 @@ from blocks import filled
 from tailrl.config.load import read_study
 from tailrl.config.study import Study
 from tailrl.planning.machine import Machine, machines
-from tailrl.planning.plan import StudyPlan, evaluation_seconds, host_bytes, plan_job
+from tailrl.planning.plan import PROMPT, StudyPlan, evaluation_seconds, plan_job
 from tailrl.planning.shapes import KNOWN, Shape
+from tailrl.planning.work import work_of
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/how-to/gpu.md"
@@ -33,7 +34,7 @@ def studies() -> str:
             plan = StudyPlan(study, machine, devices)
             training = plan.training_seconds / 3600
             evaluating = plan.policies * (evaluation_seconds(study, machine) or 0.0) / 3600
-            host = host_bytes(plan.shape, study.training, devices) / 1e9
+            host = plan.host_bytes / 1e9
             yield f"| `{name}` | {devices} × 80 GB | {host:,.0f} GB | {training:,.0f} h | {evaluating:,.0f} h |"
 
     head = ("| study | a run has | host memory | training, one run after another | evaluation, on one |", "| --- " * 5)
@@ -56,8 +57,8 @@ def _cell(study: Study, shape: Shape, machine: Machine) -> str:
         for shared, share in product((n for n in DEVICES if n <= devices), SHARES):
             sampler = arm.sampler.model_copy(update={"tensor_parallel": shared, "gpu_memory_utilization": share})
             run = arm.model_copy(update={"training": training, "sampler": sampler})
-            job = plan_job(shape, run, machine, devices)
-            if not job.placed.lacking:
+            job = plan_job(shape, run, work_of(training, PROMPT, None, devices), machine, devices)
+            if not job.lacking:
                 fitting.append(job.step)
         if fitting:
             return f"{devices}: {min(fitting) * training.steps / 3600:.0f} h"

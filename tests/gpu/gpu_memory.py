@@ -19,7 +19,7 @@ def memory(device: str, sizes: Sizes) -> Found:
     if device != "cuda":
         raise MissingError("a CPU's memory is not counted apart: benchmarks/plan.py measures it in processes")
     from tailrl.planning.machine import Machine
-    from tailrl.planning.memory import training_memory
+    from tailrl.planning.memory import peak, trainer_parts
     from tailrl.planning.shapes import Shape
     from tailrl.planning.work import work_of
 
@@ -30,7 +30,7 @@ def memory(device: str, sizes: Sizes) -> Found:
     heads = larger.hidden // 64
     widths = (larger.hidden, larger.layers, heads, heads // 2, 64, 3 * larger.hidden, larger.policy_vocabulary)
     work = work_of(run.training, PROMPT, None, 1)
-    planned = sum(training_memory(Shape(*widths, tied=False), run, work, Machine(), 1).values())
+    planned = peak(trainer_parts(Shape(*widths, tied=False), run, work, Machine(reserve=0), 1))
     what = "memory of an update in bfloat16 with the plan's: the larger over the smaller"
     note = f"{held / 1e9:.3g} GB, planned {planned / 1e9:.3g} GB"
     return Found(what, max(held / planned, planned / held), 1.15, note=note)

@@ -29,6 +29,7 @@ from tailrl.model.policy import save_policy
 from tailrl.planning.machine import read_machine
 from tailrl.planning.plan import plan_job
 from tailrl.planning.shapes import KNOWN, Shape
+from tailrl.planning.work import work_of
 from tailrl.tasks.problem import Problem, write_problems
 from tailrl.tracking import metrics as keys
 
@@ -177,8 +178,10 @@ LAST = ("rollout_tokens_per_second", "k3", "floor_step", "floor_rollout")
 def floor(options: argparse.Namespace) -> Row:
     """The plan's floor of the step and of its rollout, seconds."""
     machine = read_machine(options.machine, None)
-    job = plan_job(KNOWN.get(options.policy, SMALL), run_of(options), machine, 1, PROMPT)
-    seconds = {phase: phase_floor.seconds(job.placed.machine) for phase, phase_floor in job.floors.items()}
+    run = run_of(options)
+    work = work_of(run.training, PROMPT, None, 1)
+    job = plan_job(KNOWN.get(options.policy, SMALL), run, work, machine, 1)
+    seconds = {phase: one.floor(machine) for phase, one in job.phases.items()}
     return {"floor_step": f"{sum(seconds.values()):.3g}", "floor_rollout": f"{seconds['rollout']:.3g}"}
 
 

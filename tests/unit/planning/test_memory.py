@@ -11,13 +11,17 @@ from tailrl.config.sampler import SamplerSettings
 from tailrl.kernels import whole_rows
 from tailrl.model.policy import named_weights
 from tailrl.planning.machine import Machine
-from tailrl.planning.memory import peak, place, training_memory
+from tailrl.planning.memory import engine_of, peak, trainer_parts
+from tailrl.planning.plan import host_bytes, plan_job
 from tailrl.planning.shapes import Shape
 from tailrl.planning.work import Work
 from tailrl.rollout import Decoding, make_sampler
 from tailrl.rollout.types import Request
 
-TRAINER = {"weights": 10.0, "gradients": 10.0, "optimizer state": 20.0, "activations": 25.0}
+SMALL = Shape(32, 1, 2, 2, 16, 64, 50, tied=True)
+WORK = Work(prompts=3, group=2, prompt=4, response=5, budget=20, longest=5)
+TRAINER = {"weights": (10.0, 10.0), "gradients": (0.0, 10.0), "optimizer state": (20.0, 20.0)}
+TRAINER |= {"activations": (0.0, 25.0)}
 
 
 @pytest.mark.parametrize(
@@ -28,22 +32,27 @@ TRAINER = {"weights": 10.0, "gradients": 10.0, "optimizer state": 20.0, "activat
     ],
 )
 def test_a_sleeping_engine_has_its_share_while_the_update_has_not(share: int, awake: int, asleep: int) -> None:
-    parts = TRAINER | {"engine's weights": 5.0, "engine's cache": share - 5.0}
-    for gpu, needed in ((False, awake), (True, asleep)):
-        assert peak(parts, SamplerSettings(engine="vllm"), Machine(gpu=gpu, reserve=0)) == needed
+    assert peak(TRAINER | {"engine": (share, share)}) == awake
+    assert peak(TRAINER | {"engine": (share, 0)}) == asleep
 
 
-@pytest.mark.parametrize("gpu", [False, True])
-def test_other_engines_keep_their_weights_and_free_their_cache(gpu: bool) -> None:
-    sampler, machine = SamplerSettings(engine="transformers"), Machine(gpu=gpu, reserve=1)
-    assert peak(TRAINER | {"engine's weights": 5.0, "engine's cache": 20.0}, sampler, machine) == 1 + 65 + 5
-    assert peak(TRAINER | {"engine's weights": 5.0, "engine's cache": 50.0}, sampler, machine) == 1 + 30 + 55
+def test_other_engines_keep_their_weights_and_free_their_cache() -> None:
+    assert peak(TRAINER | {"engine's weights": (5, 5), "engine's cache": (20, 0)}) == 65 + 5
+    assert peak(TRAINER | {"engine's weights": (5, 5), "engine's cache": (50, 0)}) == 30 + 55
+
+
+@pytest.mark.parametrize(
+    ("engine", "gpu", "weights", "cache"),
+    [("vllm", True, 0, 0), ("vllm", False, 1, 1), ("transformers", True, 1, 0), ("transformers", False, 1, 0)],
+)
+def test_what_an_engine_keeps_while_the_trainer_works(engine: str, gpu: bool, weights: int, cache: int) -> None:
+    """As shares of what it has while it samples."""
+    parts = engine_of(SMALL, SamplerSettings(engine=engine), WORK, Machine(gpu=gpu)).parts
+    kept = {part: update / rollout for part, (rollout, update) in parts.items()}
+    assert kept == {"engine's weights": weights, "engine's cache": cache}
 
 
 # --- the sampler's whole distribution ------------------------------------------------------------------
-
-SMALL = Shape(32, 1, 2, 2, 16, 64, 50, tied=True)
-WORK = Work(prompts=3, group=2, prompt=4, response=5, budget=20)
 
 
 def run_of(engine: str, **correction: str) -> Run:
@@ -63,55 +72,42 @@ def test_centering_holds_the_logits_that_an_engine_returns(tmp_path: Path) -> No
     rollouts = sampler.generate([Request((2, 3, 4, 5), seed) for seed in range(6)], Decoding(1.0, 5, keep_every=1))
     held = sum(row_V.nbytes for rollout in rollouts for row_V in rollout.logits_sampler_KV)
     for engine in ("transformers", "vllm"):
-        parts = training_memory(SMALL, run_of(engine, **CENTERED), WORK, Machine(gpu=False), 1)
-        assert parts["sampler's logits"] == held
-        assert "sampler's logits" not in training_memory(SMALL, run_of(engine), WORK, Machine(gpu=False), 1)
+        parts = trainer_parts(SMALL, run_of(engine, **CENTERED), WORK, Machine(gpu=False), 1)
+        assert parts["sampler's logits"] == (held, held)
+        assert "sampler's logits" not in trainer_parts(SMALL, run_of(engine), WORK, Machine(gpu=False), 1)
 
 
 def test_each_rank_of_a_machine_holds_those_of_all_ranks() -> None:
-    """Two ranks with half of the responses each: on a CPU both have all rows, on a GPU's device its own."""
+    """Two ranks with half of the responses each. From a GPU they go to the host's memory."""
     run = run_of("vllm", **CENTERED)
-    for gpu, times in ((False, 2), (True, 1)):
-        parts = training_memory(SMALL, run, WORK, Machine(gpu=gpu), 2)
-        assert parts["sampler's logits"] == times * 4 * SMALL.vocabulary * WORK.sampled
+    all_ = 2 * 4 * SMALL.vocabulary * WORK.sampled
+    assert trainer_parts(SMALL, run, WORK, Machine(gpu=False), 2)["sampler's logits"] == (all_, all_)
+    assert "sampler's logits" not in trainer_parts(SMALL, run, WORK, Machine(gpu=True), 2)
+    assert host_bytes(SMALL, run, WORK, 2) - host_bytes(SMALL, run_of("vllm"), WORK, 2) == 2 * all_
 
 
 def test_a_micro_batch_has_its_rows_of_them_and_a_chunk() -> None:
     head = 8 * SMALL.vocabulary * SMALL.hidden  # in float32, with its gradient, where the policy is in bfloat16
     for gpu, more in ((False, 40 * whole_rows.LOGITS_AT_ONCE), (True, 40 * whole_rows.GPU_LOGITS_AT_ONCE + head)):
-        centered = training_memory(SMALL, run_of("vllm", **CENTERED), WORK, Machine(gpu=gpu), 1)
-        assert centered["log-probs"] == 4 * SMALL.vocabulary * WORK.batch_sampled + more
-
-
-@pytest.mark.parametrize(
-    ("engine", "gpu"), [("vllm", False), ("transformers", False), ("vllm", True), ("transformers", True)]
-)
-def test_where_they_lie(engine: str, gpu: bool) -> None:
-    """In the host's memory: on a CPU it is that of everything else."""
-    sampler, machine = SamplerSettings(engine=engine), Machine(gpu=gpu, reserve=0)
-    counts = not gpu
-    for part in ("engine's cache", "activations"):
-        parts = {"weights": 1.0, "gradients": 0.0, "optimizer state": 0.0, "engine's weights": 0.0}
-        parts |= {"engine's cache": 0.0, "activations": 0.0} | {part: 100.0}
-        assert peak(parts | {"sampler's logits": 20.0}, sampler, machine) == peak(parts, sampler, machine) + 20 * counts
+        centered = trainer_parts(SMALL, run_of("vllm", **CENTERED), WORK, Machine(gpu=gpu), 1)
+        assert centered["log-probs"][1] == 4 * SMALL.vocabulary * WORK.batch_sampled + more
 
 
 def test_logits_that_do_not_fit_are_lacking() -> None:
     plain, centered = run_of("vllm"), run_of("vllm", **CENTERED)
-    work = Work(prompts=300, group=20, prompt=4, response=400, budget=2000)
-    needed = peak(place(SMALL, plain, work, Machine(gpu=False), 1).parts, plain.sampler, Machine(gpu=False))
+    work = Work(prompts=300, group=20, prompt=4, response=400, budget=2000, longest=400)
+    needed = peak(plan_job(SMALL, plain, work, Machine(gpu=False), 1).parts)
     cpu = Machine(gpu=False, memory=needed)
-    assert place(SMALL, plain, work, cpu, 1).lacking == 0
-    assert place(SMALL, centered, work, cpu, 1).lacking > 4 * SMALL.vocabulary * work.sampled
+    assert plan_job(SMALL, plain, work, cpu, 1).lacking == 0
+    assert plan_job(SMALL, centered, work, cpu, 1).lacking > 4 * SMALL.vocabulary * work.sampled
 
 
 def test_a_reference_policy_is_held_whole_on_a_cpu_all_the_time() -> None:
     arms = {"a": {}, "b": {"reference_kl": {}}}
     study = parse_study({"name": "s", "policy": {"source": "scratch"}, "arms": arms})
     for gpu, more in ((False, 4 * SMALL.parameters), (True, 0)):
-        machine = Machine(gpu=gpu, reserve=0)
-        plain, held = (training_memory(SMALL, study.run(arm), WORK, machine, 2) for arm in arms)
-        assert held.get("reference policy", 0) == more and sum(held.values()) == sum(plain.values()) + more
-        engine = {"engine's weights": 1.0, "engine's cache": 1.0}
-        sampler = SamplerSettings()
-        assert peak(held | engine, sampler, machine) == peak(plain | engine, sampler, machine) + more
+        plain, held = (trainer_parts(SMALL, study.run(arm), WORK, Machine(gpu=gpu), 2) for arm in arms)
+        assert held.get("reference policy", (0, 0)) == (more, more)
+        assert peak(held) == peak(plain) + more
+        rollout = {"engine's cache": (1e9, 0.0)}
+        assert peak(held | rollout) == peak(plain | rollout) + more

@@ -12,21 +12,25 @@ from tailrl.config.load import parse_study, read_study
 from tailrl.config.study import Study
 from tailrl.config.tasks.aime25 import Aime25Task
 from tailrl.planning.machine import Machine, machines, read_machine
-from tailrl.planning.memory import engine_memory, peak, place, training_memory
-from tailrl.planning.plan import StudyPlan, evaluation_seconds, host_bytes, plan_page
+from tailrl.planning.memory import Parts, cached_bytes, engine_of, peak, trainer_parts
+from tailrl.planning.plan import StudyPlan, evaluation_seconds, host_bytes, plan_job, plan_page
 from tailrl.planning.shapes import KNOWN
-from tailrl.planning.times import sampling_seconds, step_floors, step_seconds, update_seconds
+from tailrl.planning.times import rollout_phase, step_phases, update_phase
 from tailrl.planning.work import Work
 from tailrl.runtime.errors import StudyError
 
 ROOT = Path(__file__).parents[3]
 SMALL, LARGE = KNOWN["Qwen/Qwen3-0.6B"], KNOWN["Qwen/Qwen3-14B"]
 H100 = Machine()
-WORK = Work(prompts=8, group=8, prompt=100, response=1000, budget=8000)
+WORK = Work(prompts=8, group=8, prompt=100, response=1000, budget=8000, longest=1000)
 
 
 def run_of(arm: dict[str, Any] | None = None, **training: Any) -> Run:
     return parse_study({"name": "s", "arms": {"a": arm or {}}, "training": training}).run("a")
+
+
+def engine_parts(arm: dict[str, Any]) -> Parts:
+    return engine_of(SMALL, run_of(arm).sampler, WORK, H100).parts
 
 
 def paper() -> Study:
@@ -41,7 +45,7 @@ def test_what_lies_there_all_the_time() -> None:
     held = ("weights", "gradients", "optimizer state")
     for devices in (1, 8):
         adamw, sgd = (
-            sum(training_memory(LARGE, run, WORK, H100, devices)[part] for part in held)
+            sum(max(trainer_parts(LARGE, run, WORK, H100, devices)[part]) for part in held)
             for run in (run_of(), run_of(optimizer="sgd"))
         )
         assert (adamw, sgd) == (16 * LARGE.parameters / devices, 12 * LARGE.parameters / devices)
@@ -49,7 +53,7 @@ def test_what_lies_there_all_the_time() -> None:
 
 def test_checkpointing_keeps_a_layers_input() -> None:
     whole, again = (
-        training_memory(SMALL, run_of(activation_checkpointing=on), WORK, H100, 1)["activations"]
+        trainer_parts(SMALL, run_of(activation_checkpointing=on), WORK, H100, 1)["activations"][1]
         for on in (False, True)
     )
     assert again < whole / 5
@@ -57,11 +61,10 @@ def test_checkpointing_keeps_a_layers_input() -> None:
 
 
 def test_the_cache_holds_two_numbers_a_layer_and_key() -> None:
-    sampler = run_of().sampler
-    cache = engine_memory(SMALL, sampler, WORK, H100)["engine's cache"]
+    bfloat16 = {"engine": "transformers", "dtype": "bfloat16"}
+    cache, _ = engine_parts({"sampler": bfloat16})["engine's cache"]
     assert cache == 2 * 2 * 28 * 8 * 128 * 64 * 1100
-    half = run_of({"sampler": {"kv_cache_dtype": "fp8_e4m3"}}).sampler
-    assert engine_memory(SMALL, half, WORK, H100)["engine's cache"] == cache / 2
+    assert cached_bytes(run_of({"sampler": {"kv_cache_dtype": "fp8_e4m3"}}).sampler) == 1
 
 
 def test_quantised_weights_take_the_bytes_of_their_format() -> None:
@@ -74,15 +77,12 @@ def test_quantised_weights_take_the_bytes_of_their_format() -> None:
         ({"quantization": "int4"}, 0.5),
         ({"quantization": "int4", "group_size": 32}, 0.5 + 2 / 32),
     ):
-        found = engine_memory(SMALL, run_of({"sampler": given}).sampler, WORK, H100)
-        assert found["engine's weights"] == pytest.approx(rest + size * products)
+        assert engine_parts({"sampler": given})["engine's weights"][0] == pytest.approx(rest + size * products)
     exact = {"engine": "exact", "dtype": "float32"}
     twin = {**exact, "quantization": "int4", "kv_cache_dtype": "fp8_e4m3"}
-    plain, twins = (engine_memory(SMALL, run_of({"sampler": one}).sampler, WORK, H100) for one in (exact, twin))
-    assert twins == plain
-    seconds = [
-        sampling_seconds(SMALL, run_of({"sampler": one}).sampler, WORK, H100) for one in ({}, {"quantization": "int8"})
-    ]
+    assert engine_parts({"sampler": twin}) == engine_parts({"sampler": exact})
+    samplers = (run_of({"sampler": one}).sampler for one in ({}, {"quantization": "int8"}))
+    seconds = [rollout_phase(SMALL, sampler, WORK, H100).seconds for sampler in samplers]
     assert seconds[1] < seconds[0], "a step of decoding reads the weights"
 
 
@@ -96,44 +96,42 @@ def test_a_mixture_in_few_bits_has_no_plan() -> None:
 
 def test_vllm_has_its_share_of_a_gpu_and_the_trainer_the_rest() -> None:
     run = run_of({"sampler": {"gpu_memory_utilization": 0.25}}, dtype="bfloat16", activation_checkpointing=True)
-    placed = place(SMALL, run, WORK, H100, 1)
-    weights, cache = placed.parts["engine's weights"], placed.parts["engine's cache"]
+    job = plan_job(SMALL, run, WORK, H100, 1)
+    weights, cache = (job.parts[part][0] for part in ("engine's weights", "engine's cache"))
     assert weights + cache == pytest.approx(20e9)
     assert weights == 2 * (SMALL.parameters + SMALL.embedding), "vLLM is handed a tied head apart"
-    assert placed.lacking == 0
-    assert placed.machine.in_flight == min(128, int(cache // (2 * SMALL.cached * 1100)))
-    whole = sum(placed.parts.values()) + H100.reserve - 20e9
-    assert place(SMALL, run, WORK, H100.model_copy(update={"memory": whole}), 1).lacking == 0, "vLLM sleeps then"
-    tight = place(SMALL, run, WORK, H100.model_copy(update={"memory": whole - 1e9}), 1)
+    assert job.lacking == 0
+    assert job.machine.in_flight == min(128, int(cache // (2 * SMALL.cached * 1100)))
+    whole = sum(update for _, update in trainer_parts(SMALL, run, WORK, H100, 1).values())
+    assert plan_job(SMALL, run, WORK, H100.model_copy(update={"memory": whole}), 1).lacking == 0, "vLLM sleeps then"
+    tight = plan_job(SMALL, run, WORK, H100.model_copy(update={"memory": whole - 1e9}), 1)
     assert tight.lacking == pytest.approx(1e9), "the trainer needs all of it"
 
 
 def test_an_engine_without_room_for_a_sequence_does_not_fit() -> None:
     run = run_of({"sampler": {"gpu_memory_utilization": 0.3}}, dtype="bfloat16", activation_checkpointing=True)
-    placed = place(LARGE, run, WORK, H100, 64)
-    assert placed.lacking == pytest.approx(2 * LARGE.parameters + 2 * LARGE.cached * 1100 - 24e9)
+    job = plan_job(LARGE, run, WORK, H100, 64)
+    assert job.lacking == pytest.approx(2 * LARGE.parameters + 2 * LARGE.cached * 1100 - 24e9)
 
 
 def test_devices_that_share_an_engine_have_a_slice_each_and_the_sequences_of_all() -> None:
     whole = {"dtype": "bfloat16", "activation_checkpointing": True}
     sampler = {"gpu_memory_utilization": 0.12}
     alone, shared = (run_of({"sampler": sampler | {"tensor_parallel": n}}, **whole) for n in (1, 4))
-    own, slice_ = (engine_memory(SMALL, run.sampler, WORK, H100) for run in (alone, shared))
-    assert slice_["engine's weights"] == own["engine's weights"] / 4
-    assert H100.in_flight == 128 and WORK.sequences == 64
-    assert slice_["engine's cache"] == own["engine's cache"] / 64 * 128 / 4, "128 of the 256 of four are in flight"
-    placed = place(LARGE, shared, WORK, H100, 64)
-    assert placed.lacking == 0
+    own, slice_ = (engine_of(SMALL, run.sampler, WORK, H100).parts for run in (alone, shared))
+    assert slice_["engine's weights"][0] == own["engine's weights"][0] / 4
+    job = plan_job(LARGE, shared, WORK, H100, 64)
+    assert job.lacking == 0
     room = 0.12 * 80e9 - 2 * LARGE.parameters / 4
-    assert placed.machine.in_flight == int(room // (2 * LARGE.cached * 1100 / 4)) < 128
+    assert job.machine.in_flight == int(room // (2 * LARGE.cached * 1100 / 4)) < 128
 
 
 def test_on_a_cpu_the_parts_are_held_against_the_memory() -> None:
     cpu = H100.model_copy(update={"gpu": False, "memory": 1e9})
-    placed = place(SMALL, run_of(), WORK, cpu, 1)
-    assert placed.parts["engine's cache"] == 2**30
-    assert placed.lacking == peak(placed.parts, run_of().sampler, cpu) - 1e9
-    assert place(SMALL, run_of(), WORK, cpu.model_copy(update={"memory": 1e12}), 1).lacking == 0
+    job = plan_job(SMALL, run_of(), WORK, cpu, 1)
+    assert job.parts["engine's cache"] == (2**30, 2**30)
+    assert job.lacking == peak(job.parts) - 1e9
+    assert plan_job(SMALL, run_of(), WORK, cpu.model_copy(update={"memory": 1e12}), 1).lacking == 0
 
 
 # --- time --------------------------------------------------------------------------------------------
@@ -141,11 +139,11 @@ def test_on_a_cpu_the_parts_are_held_against_the_memory() -> None:
 
 def test_an_update_takes_the_products_over_the_rate() -> None:
     bare = H100.model_copy(update={"passes": 0.0, "train_share": 1.0})
-    seconds = update_seconds(SMALL, run_of(), WORK, bare, 1)
+    seconds = update_phase(SMALL, run_of(), WORK, bare, 1).seconds
     products = 6 * SMALL.layers * SMALL.products * WORK.row + 8 * SMALL.embedding * WORK.sampled
     attention = 7 * SMALL.layers * 16 * 128 * 64 * 1100**2
     assert seconds == pytest.approx((products + attention) / 989e12)
-    again = update_seconds(SMALL, run_of(activation_checkpointing=True), WORK, bare, 1)
+    again = update_phase(SMALL, run_of(activation_checkpointing=True), WORK, bare, 1).seconds
     body = products - 8 * SMALL.embedding * WORK.sampled
     assert again - seconds == pytest.approx((body / 3 + attention * 2 / 7) / 989e12)
 
@@ -153,25 +151,26 @@ def test_an_update_takes_the_products_over_the_rate() -> None:
 def test_sampling_goes_by_the_larger_of_products_and_reading() -> None:
     """One sequence waits for the weights to be read; so many that the products take longer wait for those."""
     still = H100.model_copy(update={"launch": 0.0, "draw": 0.0, "in_flight": 4096})
-    one = Work(prompts=1, group=1, prompt=1, response=100, budget=8000)
+    one = Work(prompts=1, group=1, prompt=1, response=100, budget=8000, longest=100)
     weights = SMALL.layers * SMALL.products + SMALL.embedding
-    alone = step_seconds(SMALL, run_of(), one, still)["rollout"]
+    alone = step_phases(SMALL, run_of(), one, still)["rollout"].seconds
     assert alone == pytest.approx(100 * 2 * weights / 3.35e12, rel=0.02)
-    many = Work(prompts=4096, group=1, prompt=1, response=100, budget=8000)
-    busy = step_seconds(SMALL, run_of(), many, still)["rollout"]
+    many = Work(prompts=4096, group=1, prompt=1, response=100, budget=8000, longest=100)
+    busy = step_phases(SMALL, run_of(), many, still)["rollout"].seconds
     assert busy == pytest.approx(4096 * 100 * 2 * weights / (0.5 * 989e12), rel=0.02)
-    rounds = step_seconds(SMALL, run_of(), many, still.model_copy(update={"in_flight": 2048}))["rollout"]
+    half = still.model_copy(update={"in_flight": 2048})
+    rounds = step_phases(SMALL, run_of(), many, half)["rollout"].seconds
     assert rounds == pytest.approx(busy, rel=0.02)
 
 
 def test_devices_that_share_an_engine_read_a_slice_and_add_up() -> None:
     """Few sequences wait for the weights to be read, of which each of four reads a quarter; more wait for the links."""
     still = H100.model_copy(update={"launch": 0.0, "draw": 0.0, "link": 1e30})
-    one = Work(prompts=1, group=1, prompt=1, response=100, budget=8000)
+    one = Work(prompts=1, group=1, prompt=1, response=100, budget=8000, longest=100)
     alone, shared = run_of(), run_of({"sampler": {"tensor_parallel": 4}})
-    sampling = [step_seconds(SMALL, run, one, still)["rollout"] for run in (alone, shared)]
+    sampling = [step_phases(SMALL, run, one, still)["rollout"].seconds for run in (alone, shared)]
     assert sampling[1] == pytest.approx(sampling[0] / 4, rel=0.02)
-    slow = step_seconds(SMALL, shared, one, still.model_copy(update={"link": 1e9}))["rollout"]
+    slow = step_phases(SMALL, shared, one, still.model_copy(update={"link": 1e9}))["rollout"].seconds
     added = 2 * 2 * 3 / 4 * 2 * SMALL.hidden * 4 * SMALL.layers
     assert slow - sampling[1] == pytest.approx(100 * added / 1e9)
 
@@ -182,16 +181,16 @@ def test_devices_that_share_an_engine_read_a_slice_and_add_up() -> None:
 def test_a_floor_counts_the_least_operations_and_bytes() -> None:
     """By hand: 28 layers of 15,728,640 entries and 151,936 x 1,024 of the embedding; 57,344 numbers cached a token."""
     layers, embedding, cached = 440_401_920, 155_582_464, 2 * 57_344
-    floors = step_floors(SMALL, run_of(dtype="bfloat16"), WORK, H100)
-    rollout, update = floors["rollout"], floors["forward and backward"]
+    phases = step_phases(SMALL, run_of(dtype="bfloat16"), WORK, H100)
+    rollout, update = phases["rollout"], phases["forward and backward"]
     attended = 4 * 28 * 16 * 128 * 600
     assert rollout.operations == 64_000 * (2 * (layers + embedding) + attended) + 2 * layers * 800
     assert rollout.moved == 1000 * (2 * (layers + embedding) + 64 * cached * 600)
-    assert rollout.seconds(H100) == rollout.moved / 3.35e12
+    assert rollout.floor(H100) == rollout.moved / 3.35e12
     attention = 6 * 28 * 16 * 128 * 64 * 1100**2
     assert update.operations == 6 * layers * (800 + 64 * 999) + attention + 6 * embedding * 64_000
-    assert update.seconds(H100) == update.operations / 989e12
-    assert floors["optimizer"].moved == 32 * SMALL.parameters, "AdamW reads five matrices and writes three"
+    assert update.floor(H100) == update.operations / 989e12
+    assert phases["optimizer"].moved == 32 * SMALL.parameters, "AdamW reads five matrices and writes three"
 
 
 @pytest.mark.parametrize("machine", machines())
@@ -199,9 +198,8 @@ def test_no_phase_is_planned_below_its_floor(machine: str) -> None:
     for name in ("gpu", "paper"):
         plan = StudyPlan(read_study(ROOT / f"studies/{name}.yaml"), read_machine(machine, None), 8)
         for job in plan.jobs.values():
-            floors = {phase: floor.seconds(job.placed.machine) for phase, floor in job.floors.items()}
-            assert floors.keys() == job.seconds.keys()
-            assert all(0 < floors[phase] <= job.seconds[phase] * (1 + 1e-12) for phase in floors), floors
+            for name, phase in job.phases.items():
+                assert 0 < phase.floor(job.machine) <= phase.seconds * (1 + 1e-12), name
 
 
 def test_a_plan_says_what_arms_on_verl_need() -> None:
@@ -300,10 +298,10 @@ def test_policies_are_the_base_and_every_snapshot() -> None:
 
 
 def test_ranks_share_the_policys_file_on_a_machine() -> None:
-    training, four = run_of().training, 4 * LARGE.parameters
-    assert host_bytes(SMALL, training, 1) == (4 + 2 * 12) * SMALL.parameters
-    assert host_bytes(LARGE, training, 1) == four + 2 * 2**33, "a checkpoint is written in parts"
-    assert host_bytes(LARGE, training, 8) == 2 * four + 2 * 2**33
+    run, four = run_of(), 4 * LARGE.parameters
+    assert host_bytes(SMALL, run, WORK, 1) == (4 + 2 * 12) * SMALL.parameters
+    assert host_bytes(LARGE, run, WORK, 1) == four + 2 * 2**33, "a checkpoint is written in parts"
+    assert host_bytes(LARGE, run, WORK, 8) == 2 * four + 2 * 2**33
 
 
 def test_a_machine_is_read(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from tailrl.config.study import Study
 from tailrl.planning.plan import (
     AT_ONCE_BYTES,
     PROCESS_BYTES,
-    UNKNOWN,
+    Asked,
     comparison_request,
     evaluation_request,
     policy_request,
@@ -61,4 +61,4 @@ def test_policies_shared_by_processes_take_less_time() -> None:
 
 def test_unknown_sizes_get_a_day() -> None:
     study = study_of("someone/a-model")
-    assert training_request(study, study.run("a"), 1) == evaluation_request(study, 1, 1) == UNKNOWN
+    assert training_request(study, study.run("a"), 1) == evaluation_request(study, 1, 1) == Asked()

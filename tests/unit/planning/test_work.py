@@ -21,7 +21,7 @@ from tailrl.model.forward import head_weight, hidden_states
 from tailrl.planning.machine import Machine
 from tailrl.planning.memory import activations, update_moments
 from tailrl.planning.shapes import KNOWN, Shape, shape_of
-from tailrl.planning.times import update_seconds
+from tailrl.planning.times import update_phase
 from tailrl.planning.work import Work, work_of
 from tailrl.runtime.errors import StudyError
 from tailrl.training.placement import as_forward, place
@@ -119,18 +119,11 @@ def packed(lengths: list[int], budget: int) -> list[Batch]:
 
 
 def test_tokens_are_those_that_are_packed() -> None:
-    work = Work(prompts=4, group=3, prompt=20, response=12, budget=10_000)
+    work = Work(prompts=4, group=3, prompt=20, response=12, budget=10_000, longest=12)
     (batch,) = packed([12] * 12, work.budget)
     assert work.sampled == work.batch_sampled == len(batch.targets_T)
     assert work.row == work.batch == len(batch.tokens_P)
     assert work.attended == batch.packing.index_NL.numel()
-
-
-@pytest.mark.parametrize("budget", [10, 31, 32, 44, 55, 56, 88, 100, 112, 150, 10_000])
-def test_equal_lengths_fill_a_micro_batch_with_whole_responses(budget: int) -> None:
-    batches = packed([12] * 12, budget)
-    work = Work(prompts=4, group=3, prompt=20, response=12, budget=budget)
-    assert work.batch == max(len(batch.tokens_P) for batch in batches)
 
 
 @pytest.mark.parametrize("budget", [10, 60, 100, 151, 10_000])
@@ -148,7 +141,7 @@ def test_a_step_is_spread_over_devices() -> None:
     training = Training(prompts=32, group_size=8, max_new_tokens=100)
     assert work_of(training, 20, None, 8) == Work(4, 8, 20, 100, training.token_budget, 100)
     ragged = work_of(training, 20, 30, 1)
-    assert (ragged.response, ragged.most, ragged.padded) == (30, 100, 79)
+    assert (ragged.response, ragged.longest, ragged.padded) == (30, 100, 79)
     assert work_of(training, 20, 300, 1).response == 100
 
 
@@ -163,7 +156,7 @@ def forward(model: PreTrainedModel, work: Work) -> torch.Tensor:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_products_are_the_operations_of_a_layer(shape: Shape) -> None:
-    work = Work(prompts=2, group=3, prompt=9, response=8, budget=10_000)
+    work = Work(prompts=2, group=3, prompt=9, response=8, budget=10_000, longest=8)
     model = shaped_policy(shape, 64)
     if shape.experts:
         model.set_experts_implementation("eager")  # the counter does not know the grouped product
@@ -176,19 +169,19 @@ def test_products_are_the_operations_of_a_layer(shape: Shape) -> None:
 
 def test_attention_has_two_products_forward_and_five_backward() -> None:
     """As torch counts its flash kernels, of which the causal mask leaves a half."""
-    shape, work = SHAPES[0], Work(prompts=1, group=1, prompt=60, response=5, budget=10_000)
+    shape, work = SHAPES[0], Work(prompts=1, group=1, prompt=60, response=5, budget=10_000, longest=5)
     sizes = (1, shape.heads, work.prompt + work.response, shape.head)
     counted = sdpa_flop_count(sizes, sizes, sizes), sdpa_backward_flop_count(sizes, sizes, sizes, sizes)
     products = 6 * shape.layers * shape.products * work.row + 8 * shape.embedding * work.sampled
     bare, run = Machine(gpu=False, matmul=1.0, train_share=1.0, passes=0.0), run_of()
-    assert update_seconds(shape, run, work, bare, 1) - products == shape.layers * sum(counted) / 2
+    assert update_phase(shape, run, work, bare, 1).seconds - products == shape.layers * sum(counted) / 2
 
 
-LONG = Work(prompts=1, group=1, prompt=64, response=8128, budget=16_384)
+LONG = Work(prompts=1, group=1, prompt=64, response=8128, budget=16_384, longest=8128)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("work", [Work(prompts=3, group=4, prompt=11, response=9, budget=10_000), LONG])
+@pytest.mark.parametrize("work", [Work(prompts=3, group=4, prompt=11, response=9, budget=10_000, longest=9), LONG])
 def test_activations_are_those_that_autograd_keeps(shape: Shape, work: Work) -> None:
     """Storages that are saved for the backward pass and are no weights, each once."""
     model = shaped_policy(shape, 64)
@@ -233,7 +226,7 @@ def allocated(shape: Shape) -> tuple[list[int], list[int]]:
 def test_buffers_are_those_that_sharding_allocates(shape: Shape, devices: int, tmp_path: Path) -> None:
     (gathered, reduced), *_ = on_ranks(devices, tmp_path, allocated, shape)
     run = run_of(dtype="bfloat16")
-    _, layer, root = update_moments(shape, run, Work(1, 1, 3, 3, 100), Machine(), devices)
+    _, layer, root = update_moments(shape, run, Work(1, 1, 3, 3, 100, 3), Machine(), devices)
     head = 2 * shape.embedding
     divided = {1: 4, 2: 0}[devices]  # a rank alone divides in a tensor of its own
     assert root["gradients at work"] == 2 * head + sum(reduced[-2:]) + divided * shape.root

@@ -11,9 +11,6 @@ from tailrl.config.messages import sentences
 from tailrl.config.policy import lies
 from tailrl.runtime.errors import ConfigurationError, one_line
 
-IN_FLIGHT = 128
-"""The default of every engine here."""
-
 _MEMORY = re.compile(r"(\d+(?:\.\d+)?) ?(GB|GiB)")
 
 
@@ -41,7 +38,7 @@ class Machine(Settings):
     link: float = Field(3e11, gt=0, description="bytes per second between devices of one machine")
     reserve: float = Field(5e9, ge=0, description="bytes that are taken whatever the sizes: libraries, captured graphs")
     slack: float = Field(1.2, ge=1, description="bytes that the allocator holds for each byte of activations")
-    in_flight: int = Field(IN_FLIGHT, ge=1, description="sequences that an engine has in flight")
+    in_flight: int = Field(128, ge=1, description="sequences that an engine has in flight")
 
 
 def machines() -> dict[str, Machine]:

@@ -2,11 +2,9 @@
 
 Weights, gradients and optimizer state are exact. What passes is counted at the fullest moment of an update: activations
 from what autograd keeps of a layer, times the machine's `slack` for the allocator; buffers as FSDP2 allocates them
-(torch 2.13, `_fsdp_collectives.py`: `foreach_all_gather`, `foreach_reduce`). Engine and trainer share the device:
-`peak` says which parts are there at once.
+(torch 2.13, `_fsdp_collectives.py`: `foreach_all_gather`, `foreach_reduce`). Engine and trainer share the device.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tailrl.config.jobs import Run
@@ -24,57 +22,44 @@ from tailrl.planning.machine import Machine
 from tailrl.planning.shapes import Shape
 from tailrl.planning.work import Work
 
+Parts = dict[str, tuple[float, float]]
+"""Bytes of every part in the two halves of a step: in the rollout, and in the update at its fullest moment."""
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 LOGITS_BYTES = 10 * BYTES["float32"]  # of a logit in a chunk of `kernels.whole_rows`, which holds ten copies
-QUANTIZED_BYTES = {"int8": 1.0, "fp8": 1.0, "int4": 0.5}
-"""Of a linear layer's weight in vLLM, without its scales."""
-SCALE_BYTES = 2
-"""Of a scale of int4; each group of inputs has one."""
-VLLM_CPU_CACHE = 2**30
-"""The cache that `rollout.vllm` sets on a CPU, bytes."""
-PASSING = ("weights at work", "gradients at work", "activations", "log-probs")
-"""The trainer's parts that exist only during an update."""
+QUANTIZED_BYTES = {"int8": 1.0, "fp8": 1.0, "int4": 0.5}  # of a linear layer's weight in vLLM, without its scales
+SCALE_BYTES = 2  # of a scale of int4; each group of inputs has one
+VLLM_CPU_CACHE = 2**30  # bytes of the cache that `rollout.vllm` sets on a CPU
 
 
-def sleeps(sampler: SamplerSettings, machine: Machine) -> bool:
-    """Whether the engine gives all its memory away while the trainer works: vLLM's sleep mode, on a GPU alone.
-
-    `rollout.vllm.engine.VllmSampler.release` does so in every training.
-    """
-    return machine.gpu and sampler.reserved is not None
-
-
-def peak(parts: Mapping[str, float], sampler: SamplerSettings, machine: Machine) -> float:
-    """Bytes of trainer and engine at the fuller half of a step: the rollout or the update.
-
-    Weights, optimizer state and a reference policy are always there; gradients and what passes in the update alone. A
-    sleeping vLLM has nothing then. On a CPU vLLM keeps all its memory, and the other engines their weights. Whole rows
-    of the sampler's logits are in the same memory until the step ends; from a GPU they go to the host token by token.
-    """
-    always = parts["weights"] + parts["optimizer state"] + parts.get("reference policy", 0.0)
-    weights, cache = parts["engine's weights"], parts["engine's cache"]
-    update = parts["gradients"] + sum(parts.get(name, 0.0) for name in PASSING)
-    rows = 0.0 if machine.gpu else parts.get("sampler's logits", 0.0)
-    if not sleeps(sampler, machine):
-        update += weights + (0.0 if sampler.reserved is None else cache)
-    return machine.reserve + always + max(update, weights + cache) + rows
+def peak(parts: Parts) -> float:
+    """Bytes at the fuller half of a step."""
+    rollout = sum(in_rollout for in_rollout, _ in parts.values())
+    update = sum(in_update for _, in_update in parts.values())
+    return max(rollout, update)
 
 
-def training_memory(shape: Shape, run: Run, work: Work, machine: Machine, devices: int) -> dict[str, float]:
-    """Bytes of the trainer, by part, at the fullest moment of an update, and of the logits that it gets."""
-    parameters = shape.parameters
-    moments = 2 if run.training.optimizer == "adamw" else 1
-    held = {
-        "weights": 4 * parameters / devices,
-        "gradients": 4 * parameters / devices,
-        "optimizer state": 4 * moments * parameters / devices,
+# --- the trainer ---------------------------------------------------------------------------------------------
+
+
+def trainer_parts(shape: Shape, run: Run, work: Work, machine: Machine, devices: int) -> Parts:
+    """The trainer's parts, and what libraries take."""
+    shard = 4 * shape.parameters / devices
+    moments = (2 if run.training.optimizer == "adamw" else 1) * shard
+    parts: Parts = {
+        "libraries": (machine.reserve, machine.reserve),
+        "weights": (shard, shard),
+        "gradients": (0.0, shard),
+        "optimizer state": (moments, moments),
     }
+    # From a GPU a reference policy and the sampler's logits go to the host's memory.
     if run.reference_kl and not machine.gpu:
-        held["reference policy"] = 4 * parameters  # whole on each rank; beside a GPU it is in the host's memory
-    if run.needs_distributions:
-        # A device has those of its own responses; in a machine's memory each rank has those of all ranks.
-        held["sampler's logits"] = distribution_bytes(shape, work.sampled * (1 if machine.gpu else devices))
-    return held | max(update_moments(shape, run, work, machine, devices), key=lambda parts: sum(parts.values()))
+        whole = 4.0 * shape.parameters  # on each rank
+        parts["reference policy"] = (whole, whole)
+    if run.needs_distributions and not machine.gpu:
+        rows = distribution_bytes(shape, work.sampled * devices)  # each rank has those of all ranks
+        parts["sampler's logits"] = (rows, rows)
+    fullest = max(update_moments(shape, run, work, machine, devices), key=lambda moment: sum(moment.values()))
+    return parts | {part: (0.0, size) for part, size in fullest.items()}
 
 
 def distribution_bytes(shape: Shape, tokens: float) -> float:
@@ -146,47 +131,72 @@ def logprob_bytes(shape: Shape, run: Run, work: Work, machine: Machine) -> float
     On a GPU rows that have no room among the kept entries are computed again, in float32 beside their gradient. Where
     the objective needs the sampler's distribution, a micro-batch's rows of it are there, and a chunk of both.
     """
-    tokens, pruned, size = work.batch_sampled, run.vocabulary.prunes, BYTES[run.computed_in(machine.gpu)]
+    tokens, size = work.batch_sampled, BYTES[run.computed_in(machine.gpu)]
     if run.needs_distributions:
         # Where the policy computes in half precision the head is there in float32 too, with its gradient.
         head = 0 if size == 4 else 8 * shape.vocabulary * shape.hidden
-        return (
-            distribution_bytes(shape, tokens)
-            + head
-            + LOGITS_BYTES * (GPU_LOGITS_AT_ONCE if machine.gpu else LOGITS_AT_ONCE)
-        )
+        chunk = GPU_LOGITS_AT_ONCE if machine.gpu else LOGITS_AT_ONCE
+        return distribution_bytes(shape, tokens) + head + LOGITS_BYTES * chunk
+    prunes = run.vocabulary.prunes
     if not machine.gpu:
         rows = min(CHUNK_ROWS, max(16, CHUNK_BYTES // (4 * shape.vocabulary)), tokens)
-        return 4 * rows * shape.vocabulary + (KEPT_BYTES if pruned else 0)
+        return 4 * rows * shape.vocabulary + (KEPT_BYTES if prunes else 0)
     matrix = GPU_MATRIX_BYTES
     logits = min(matrix, 4 * tokens * shape.vocabulary) + min(matrix, size * tokens * shape.vocabulary)
     stretch = min(shape.vocabulary, matrix / (size * tokens))
     # Hidden states of the tokens, a copy of them, and their gradient twice with a product of it, in float32; of a
     # stretch of the vocabulary the weights, their gradient in float32 and as it is returned.
     states = shape.hidden * (tokens * (2 * size + 12) + stretch * (2 * size + 4))
-    return logits + states + (GPU_KEPT_BYTES if pruned else 0)
+    return logits + states + (GPU_KEPT_BYTES if prunes else 0)
 
 
-def engine_memory(shape: Shape, sampler: SamplerSettings, work: Work, machine: Machine) -> dict[str, float]:
-    """Bytes of the engine on a device, by part. Each device has a whole engine, or a slice of a shared one.
+# --- the engine ----------------------------------------------------------------------------------------------
 
-    The cache holds the sequences in flight at their average length, unless its size is fixed.
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """The engine of a device, beside a trainer or alone: a whole one, or a slice of one that devices share."""
+
+    parts: Parts
+    in_flight: int  # sequences that the cache has room for
+    lacking: float = 0.0  # bytes that the longest sequence lacks
+
+
+def engine_of(shape: Shape, sampler: SamplerSettings, work: Work, machine: Machine) -> Engine:
+    """An engine's memory. The cache holds the sequences in flight at their average length, unless its size is fixed.
+
+    On a GPU vLLM has a share of the memory, which must hold the longest sequence. It sleeps while the trainer works,
+    and has nothing then (`rollout.vllm.engine.VllmSampler.release`). On a CPU it keeps all. The other engines keep
+    their weights.
     """
-    cached = cached_bytes(sampler)
-    fixed = sampler.reserved is not None and not machine.gpu
-    sharing = sampler.sharing
-    sequences = min(machine.in_flight, work.sequences * sharing)
-    cache = VLLM_CPU_CACHE if fixed else cached * shape.cached * sequences * (work.prompt + work.response) / sharing
-    # vLLM gets the head separately from the embedding (`rollout.vllm.engine` says why).
-    apart = shape.embedding if shape.tied and sampler.reserved is not None else 0
-    weights = engine_weights(shape, sampler) + BYTES[sampler.dtype] * apart
-    return {"engine's weights": weights / sharing, "engine's cache": cache}
+    weights, sharing = engine_weights(shape, sampler), sampler.sharing
+    sequence = cached_bytes(sampler) * shape.cached * (work.prompt + work.response) / sharing
+    if sampler.reserved is None:
+        cache = sequence * min(machine.in_flight, work.sequences * sharing)
+        return Engine({"engine's weights": (weights, weights), "engine's cache": (cache, 0.0)}, machine.in_flight)
+    if not machine.gpu:
+        fixed = (VLLM_CPU_CACHE, VLLM_CPU_CACHE)
+        return Engine({"engine's weights": (weights, weights), "engine's cache": fixed}, machine.in_flight)
+    room = sampler.reserved * machine.memory - weights
+    longest = sequence * (work.prompt + work.longest) / (work.prompt + work.response)
+    return Engine(
+        parts={"engine's weights": (weights, 0.0), "engine's cache": (max(room, longest), 0.0)},
+        in_flight=max(1, min(machine.in_flight, int(room // sequence))),
+        lacking=max(0.0, longest - room),
+    )
 
 
 def engine_weights(shape: Shape, sampler: SamplerSettings) -> float:
-    """Bytes of a whole engine's weights, a tied head once; those of linear layers as the format packs them."""
-    size, entries = BYTES[sampler.dtype], shape.layers * shape.products
-    return size * (shape.parameters - entries) + product_bytes(sampler) * entries
+    """Bytes of the engine's weights, or of its slice of them, on a device."""
+    # vLLM gets a tied head separately from the embedding (`rollout.vllm.engine` says why).
+    apart = shape.embedding if shape.tied and sampler.reserved is not None else 0
+    return (policy_bytes(shape, sampler) + BYTES[sampler.dtype] * apart) / sampler.sharing
+
+
+def policy_bytes(shape: Shape, sampler: SamplerSettings) -> float:
+    """Bytes of a whole policy in the engine's format, a tied head once."""
+    entries = shape.layers * shape.products
+    return BYTES[sampler.dtype] * (shape.parameters - entries) + product_bytes(sampler) * entries
 
 
 def product_bytes(sampler: SamplerSettings) -> float:
@@ -203,36 +213,3 @@ def cached_bytes(sampler: SamplerSettings) -> int:
     formats = sampler.formats
     packs = formats and formats.kv_cache_dtype.startswith("fp8") and not formats.quantizes_trainer
     return 1 if packs else BYTES[sampler.dtype]
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """Engine and trainer on one device: the memory of each, and how many sequences the engine has in flight."""
-
-    parts: dict[str, float]  # bytes by part, of the trainer and the engine
-    machine: Machine  # with as many sequences in flight as its cache has room for
-    lacking: float  # bytes that the trainer or the engine lacks; 0 if both fit
-
-
-def place(shape: Shape, run: Run, work: Work, machine: Machine, devices: int) -> Placed:
-    """Place a trainer's shard and an engine (or its slice) on one of n devices; the study sets vLLM's share."""
-    parts = training_memory(shape, run, work, machine, devices) | engine_memory(shape, run.sampler, work, machine)
-    lacking, held = 0.0, machine
-    share = run.sampler.reserved
-    if machine.gpu and share is not None:
-        # vLLM always takes its whole share, which must hold the longest sequence.
-        cache = share * machine.memory - parts["engine's weights"]
-        held, one = in_flight(shape, run.sampler, share, work, machine)
-        lacking, parts["engine's cache"] = one - cache, max(cache, one)
-    return Placed(parts, held, max(0.0, lacking, peak(parts, run.sampler, machine) - machine.memory))
-
-
-def in_flight(
-    shape: Shape, sampler: SamplerSettings, share: float, work: Work, machine: Machine
-) -> tuple[Machine, float]:
-    """The machine with as many sequences as vLLM's share of a GPU holds, and the bytes of one at its longest."""
-    engine = engine_memory(shape, sampler, work, machine.model_copy(update={"in_flight": 1}))
-    one = engine["engine's cache"]
-    room = share * machine.memory - engine["engine's weights"]
-    longest = one * (work.prompt + work.most) / (work.prompt + work.response)
-    return machine.model_copy(update={"in_flight": max(1, min(machine.in_flight, int(room // one)))}), longest

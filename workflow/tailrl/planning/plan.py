@@ -8,10 +8,10 @@ from tailrl.config.jobs import Run
 from tailrl.config.study import MIXTURE, Study
 from tailrl.config.tasks.aime25 import Aime25Task
 from tailrl.config.training import Training
-from tailrl.planning.machine import IN_FLIGHT, Machine, machines
-from tailrl.planning.memory import Placed, in_flight, peak, place
+from tailrl.planning.machine import Machine, machines
+from tailrl.planning.memory import Parts, distribution_bytes, engine_of, peak, trainer_parts
 from tailrl.planning.shapes import Shape, known_shape, shape_of
-from tailrl.planning.times import Floor, sampling_seconds, step_floors, step_seconds
+from tailrl.planning.times import Phase, rollout_phase, step_phases
 from tailrl.planning.work import Work, work_of
 from tailrl.runtime.errors import ConfigurationError
 
@@ -26,28 +26,28 @@ SIZES = (24e9, 48e9, 80e9, 96e9, 141e9, 192e9, 288e9)
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One arm's training."""
+    """One arm's training, as one of its devices sees it."""
 
     run: Run
     work: Work  # a device's share of a step
-    placed: Placed
-    seconds: dict[str, float]  # of a step, by phase
-    floors: dict[str, Floor]
+    machine: Machine  # with as many sequences in flight as the engine has room for
+    parts: Parts
+    lacking: float  # bytes that the trainer or the engine lacks; 0 if both fit
+    phases: dict[str, Phase]
 
     @property
     def step(self) -> float:
         """Seconds of a step."""
-        return sum(self.seconds.values())
+        return sum(phase.seconds for phase in self.phases.values())
 
 
-def plan_job(
-    shape: Shape, run: Run, machine: Machine, devices: int, prompt: int = PROMPT, response: int | None = None
-) -> Job:
-    """An arm's job on devices that share it; lengths as `StudyPlan` has them."""
-    work = work_of(run.training, prompt, response, devices)
-    placed = place(shape, run, work, machine, devices)
-    seconds = step_seconds(shape, run, work, placed.machine, devices)
-    return Job(run, work, placed, seconds, step_floors(shape, run, work, placed.machine, devices))
+def plan_job(shape: Shape, run: Run, work: Work, machine: Machine, devices: int) -> Job:
+    """An arm's job: the trainer's shard and an engine, or a slice of one, on each of the devices."""
+    engine = engine_of(shape, run.sampler, work, machine)
+    parts = trainer_parts(shape, run, work, machine, devices) | engine.parts
+    lacking = max(0.0, engine.lacking, peak(parts) - machine.memory)
+    machine = machine.model_copy(update={"in_flight": engine.in_flight})
+    return Job(run, work, machine, parts, lacking, step_phases(shape, run, work, machine, devices))
 
 
 @dataclass(frozen=True)
@@ -73,13 +73,9 @@ class StudyPlan:
             run = self.study.run(arm)
             if self.shape.experts and run.sampler.quantizes:
                 raise ConfigurationError(f"arms.{arm}.sampler.quantization: {MIXTURE}")
-            jobs[arm] = plan_job(self.shape, run, self.machine, self.devices, self.prompt, self.response)
+            work = work_of(run.training, self.prompt, self.response, self.devices)
+            jobs[arm] = plan_job(self.shape, run, work, self.machine, self.devices)
         return jobs
-
-    @cached_property
-    def fullest(self) -> str:
-        """The arm whose step needs the most memory of a device."""
-        return max(self.jobs, key=self._peak)
 
     @cached_property
     def refusal(self) -> str:
@@ -87,14 +83,18 @@ class StudyPlan:
 
         def fits(machine: Machine, devices: int) -> bool:
             jobs = replace(self, machine=machine, devices=devices).jobs.values()
-            return not any(job.placed.lacking for job in jobs)
+            return not any(job.lacking for job in jobs)
 
         sharing = max(job.run.sampler.sharing for job in self.jobs.values())
-        lacking = max(self.jobs, key=lambda arm: self.jobs[arm].placed.lacking)
-        placed = self.jobs[lacking].placed
-        largest = max(placed.parts, key=lambda part: placed.parts[part])
-        why = f"arm {lacking} lacks {placed.lacking / 1e9:.1f} GB of each, where its largest part is {largest}"
+        arm, job = max(self.jobs.items(), key=lambda item: item[1].lacking)
+        largest = max(job.parts, key=lambda part: max(job.parts[part]))
+        why = f"arm {arm} lacks {job.lacking / 1e9:.1f} GB of each, where its largest part is {largest}"
         return refusal(self.shape, self.machine, self.devices, fits, why, sharing)
+
+    @property
+    def slowest(self) -> str:
+        """The arm whose step takes the longest."""
+        return max(self.jobs, key=lambda arm: self.jobs[arm].step)
 
     @property
     def training_seconds(self) -> float:
@@ -109,8 +109,10 @@ class StudyPlan:
         trained = sum((len(job.run.training.snapshots) + 1) * len(seeds[arm]) for arm, job in self.jobs.items())
         return 1 + len(self.study.baselines) + trained
 
-    def _peak(self, arm: str) -> float:
-        return peak(self.jobs[arm].placed.parts, self.jobs[arm].run.sampler, self.machine)
+    @property
+    def host_bytes(self) -> float:
+        """Bytes of the machine's own memory, of the arm that needs the most."""
+        return max(host_bytes(self.shape, job.run, job.work, self.devices) for job in self.jobs.values())
 
 
 def refusal(
@@ -140,16 +142,18 @@ def refusal(
     )
 
 
-def host_bytes(shape: Shape, training: Training, ranks: int) -> float:
-    """Bytes of a machine's own memory for a job: the policy's float32 file, and what is being written.
+def host_bytes(shape: Shape, run: Run, work: Work, ranks: int) -> float:
+    """Bytes of a machine's own memory for a job: the policy's float32 file, what is being written, sampler's logits.
 
     Ranks map the file and share its pages. A checkpoint is written in parts, one at a time, which is there twice. Of
     several ranks the first has the whole policy for a snapshot.
     """
     whole = 4 * shape.parameters
+    # Each rank has the logits of all ranks.
+    rows = ranks * distribution_bytes(shape, ranks * work.sampled) if run.needs_distributions else 0.0
     if ranks == 1:
-        return whole + 2 * min(checkpoint_bytes(shape, training), AT_ONCE_BYTES)
-    return 2 * whole + 2 * AT_ONCE_BYTES
+        return whole + 2 * min(checkpoint_bytes(shape, run.training), AT_ONCE_BYTES) + rows
+    return 2 * whole + 2 * AT_ONCE_BYTES + rows
 
 
 def checkpoint_bytes(shape: Shape, training: Training) -> float:
@@ -164,12 +168,11 @@ def evaluation_seconds(study: Study, machine: Machine, prompt: int = PROMPT) -> 
     if problems is None:
         return None
     responses = evaluation.samples + evaluation.greedy
-    work = Work(problems, responses, prompt, evaluation.max_new_tokens, study.training.token_budget)
-    share = evaluation.sampler.reserved
-    if machine.gpu and share is not None:
-        most = machine.model_copy(update={"in_flight": IN_FLIGHT})
-        machine, _ = in_flight(shape, evaluation.sampler, share, work, most)
-    return sampling_seconds(shape, evaluation.sampler, work, machine)
+    length = evaluation.max_new_tokens
+    work = Work(problems, responses, prompt, length, study.training.token_budget, longest=length)
+    engine = engine_of(shape, evaluation.sampler, work, machine)
+    held = machine.model_copy(update={"in_flight": engine.in_flight})
+    return rollout_phase(shape, evaluation.sampler, work, held).seconds
 
 
 # --- the page ---------------------------------------------------------------------------------------------
@@ -177,28 +180,19 @@ def evaluation_seconds(study: Study, machine: Machine, prompt: int = PROMPT) -> 
 
 def plan_page(plan: StudyPlan) -> str:
     """The whole page, whose first line says whether the study fits."""
-    study, machine, jobs = plan.study, plan.machine, plan.jobs
-    seeds = study.arm_seeds()
-    slowest = max(jobs, key=lambda arm: jobs[arm].step)
-    size = f"{plan.devices} x {machine.memory / 1e9:.3g} GB"
-    lines = [f"{study.name}: does not fit: {plan.refusal}" if plan.refusal else f"{study.name}: fits {size}", ""]
-    lines += [
-        f"{len(jobs)} arms, {sum(len(seeds[arm]) for arm in jobs)} runs, a job on {size}; times at the speed of "
-        f"{machine.name}"
-    ]
-    lines += _sizes(plan.shape, jobs[slowest], plan.devices)
-    lines += ["", f"memory of a device, GB (arm {plan.fullest}; a GB is 10^9 bytes)", *_memory(jobs[plan.fullest])]
-    lines += ["", f"seconds of a step (arm {slowest}), at the speed of {machine.name}, beside the floor: the least"]
-    lines += ["floating-point operations and bytes, at the rates of its data sheet", *_steps(jobs[slowest])]
-    if machine.name == Machine().name:
-        lines += [f"  --machine {', '.join(machines())} or a file: another machine's speed"]
-    if by_verl := [arm for arm, job in jobs.items() if job.run.training.backend == "verl"]:
-        lines += ["", *_by_verl(plan, by_verl)]
-    return "\n".join([*lines, "", *_whole(plan), "", *_assumed(plan)]) + "\n"
+    first = f"{plan.study.name}: " + (f"does not fit: {plan.refusal}" if plan.refusal else f"fits {_devices(plan)}")
+    paragraphs = ("\n".join(part(plan)) for part in (_sizes, _memory, _steps, _by_verl, _whole, _assumed))
+    return "\n\n".join([first, *filter(None, paragraphs)]) + "\n"
 
 
-def _sizes(shape: Shape, job: Job, devices: int) -> Iterator[str]:
-    work, whole = job.work, job.run.training
+def _devices(plan: StudyPlan) -> str:
+    return f"{plan.devices} x {plan.machine.memory / 1e9:.3g} GB"
+
+
+def _sizes(plan: StudyPlan) -> Iterator[str]:
+    shape, job, seeds = plan.shape, plan.jobs[plan.slowest], plan.study.arm_seeds()
+    runs = sum(len(seeds[arm]) for arm in plan.jobs)
+    yield f"{len(plan.jobs)} arms, {runs} runs, a job on {_devices(plan)}; times at the speed of {plan.machine.name}"
     apart = shape.parameters - shape.embedding * (1 if shape.tied else 2)
     yield f"parameters: {shape.parameters / 1e6:,.1f} million, {apart / 1e6:,.1f} without embedding and head"
     if shape.experts:
@@ -206,41 +200,58 @@ def _sizes(shape: Shape, job: Job, devices: int) -> Iterator[str]:
             f"experts: {shape.experts} a layer, {shape.chosen} a token, which meets {shape.active / 1e6:,.1f} million "
             "parameters"
         )
+    work, whole = job.work, job.run.training
     yield (
         f"a step: {whole.prompts * whole.group_size} responses of {work.response:,} tokens to {whole.prompts} prompts "
-        f"of {work.prompt}: {work.sampled * devices:,.0f} sampled tokens; micro-batches of up to {work.batch:,}"
+        f"of {work.prompt}: {work.sampled * plan.devices:,.0f} sampled tokens; micro-batches of up to {work.batch:,}"
     )
 
 
-def _memory(job: Job) -> Iterator[str]:
-    placed, machine, sampler = job.placed, job.placed.machine, job.run.sampler
-    yield from _rows({"libraries": machine.reserve} | placed.parts, 1e9)
-    verdict = f"{placed.lacking / 1e9:.1f} missing: it does not fit" if placed.lacking else "it fits"
-    needed = peak(placed.parts, sampler, machine) / 1e9
-    yield f"  {'at its fullest':<22}{needed:>10.2f}  of {machine.memory / 1e9:g}: {verdict}"
-    if sampler.reserved is not None and machine.gpu:
+def _memory(plan: StudyPlan) -> Iterator[str]:
+    """The parts of the arm that needs the most memory."""
+    arm, job = max(plan.jobs.items(), key=lambda item: peak(item[1].parts))
+    yield f"memory of a device, GB (arm {arm}; a GB is 10^9 bytes)"
+    for part, halves in job.parts.items():
+        yield f"  {part:<22}{max(halves) / 1e9:>10.2f}"
+    verdict = f"{job.lacking / 1e9:.1f} missing: it does not fit" if job.lacking else "it fits"
+    yield f"  {'at its fullest':<22}{peak(job.parts) / 1e9:>10.2f}  of {job.machine.memory / 1e9:g}: {verdict}"
+    sampler = job.run.sampler
+    if sampler.reserved is not None and job.machine.gpu:
         where = f"of each of the {sampler.sharing} that share one" if sampler.sharing > 1 else "of it"
-        yield f"  vLLM has {sampler.reserved:.0%} {where}, with room for {machine.in_flight} sequences in flight"
+        yield f"  vLLM has {sampler.reserved:.0%} {where}, with room for {job.machine.in_flight} sequences in flight"
         yield "  vLLM sleeps while the trainer works: the fuller half of a step counts"
 
 
-def _steps(job: Job) -> Iterator[str]:
+def _steps(plan: StudyPlan) -> Iterator[str]:
     """A line for each phase: seconds, those of its floor, and what the floor counts."""
+    machine, phases = plan.machine, plan.jobs[plan.slowest].phases
+    yield f"seconds of a step (arm {plan.slowest}), at the speed of {machine.name}, beside the floor: the least"
+    yield "floating-point operations and bytes, at the rates of its data sheet"
     yield f"  {'':<22}{'planned':>10}{'floor':>10}{'times':>8}{'10^12 op.':>11}{'GB moved':>10}"
-    floors = {name: floor.seconds(job.placed.machine) for name, floor in job.floors.items()}
-    seconds, least = job.seconds | {"a step": job.step}, floors | {"a step": sum(floors.values())}
-    phases = job.floors.values()
-    whole = Floor(sum(phase.operations for phase in phases), sum(phase.moved for phase in phases))
-    for name, floor in (job.floors | {"a step": whole}).items():
-        times = seconds[name] / least[name]
-        yield (
-            f"  {name:<22}{seconds[name]:>10.2f}{least[name]:>10.2f}{times:>8.1f}{floor.operations / 1e12:>11,.1f}"
-            f"{floor.moved / 1e9:>10,.1f}"
-        )
+
+    def line(name: str, seconds: float, floor: float, operations: float, moved: float) -> str:
+        figures = f"{seconds:>10.2f}{floor:>10.2f}{seconds / floor:>8.1f}"
+        return f"  {name:<22}{figures} {operations / 1e12:>10,.1f} {moved / 1e9:>9,.1f}"
+
+    for name, phase in phases.items():
+        yield line(name, phase.seconds, phase.floor(machine), phase.operations, phase.moved)
+    every = phases.values()
+    yield line(
+        "a step",
+        sum(phase.seconds for phase in every),
+        sum(phase.floor(machine) for phase in every),
+        sum(phase.operations for phase in every),
+        sum(phase.moved for phase in every),
+    )
+    if machine.name == Machine().name:
+        yield f"  --machine {', '.join(machines())} or a file: another machine's speed"
 
 
-def _by_verl(plan: StudyPlan, arms: list[str]) -> Iterator[str]:
+def _by_verl(plan: StudyPlan) -> Iterator[str]:
     """What arms that verl trains need besides."""
+    arms = [arm for arm, job in plan.jobs.items() if job.run.training.backend == "verl"]
+    if not arms:
+        return
     kept = max(2, plan.study.training.keep_checkpoints) + 1
     # verl saves weights and moments in float32, and the policy in bfloat16 as Hugging Face has it.
     saved = kept * (checkpoint_bytes(plan.shape, plan.study.training) + 2 * plan.shape.parameters) / 1e9
@@ -260,11 +271,8 @@ def _whole(plan: StudyPlan) -> Iterator[str]:
         f"whole study: {training:,.1f} h of training on {devices}, {evaluating:,.1f} h of evaluating {policies} "
         f"policies on 1: {devices * training + evaluating:,.0f} device-hours{known}"
     )
-    # Each rank gets the sampler's logits of all ranks.
-    rows = max(job.placed.parts.get("sampler's logits", 0.0) for job in plan.jobs.values())
-    rows *= devices**2 if plan.machine.gpu else devices
-    host = host_bytes(shape, study.training, devices) + rows
-    logits = ", and the sampler's logits" if rows else ""
+    host = plan.host_bytes
+    logits = ", and the sampler's logits" if any(job.run.needs_distributions for job in plan.jobs.values()) else ""
     yield (
         f"host memory: {host / 1e9:,.1f} GB: the policy's file, which all ranks share, what is being written{logits}"
     )
@@ -285,11 +293,6 @@ def _assumed(plan: StudyPlan) -> Iterator[str]:
     yield "  no time to quantise weights at a hand-over, nor for the roundings of a quantised engine's matched control"
 
 
-def _rows(values: dict[str, float], unit: float) -> Iterator[str]:
-    for name, value in values.items():
-        yield f"  {name:<22}{value / unit:>10.2f}"
-
-
 # --- what jobs ask a cluster for --------------------------------------------------------------------------
 
 # Bytes of a process besides the policy (libraries, the engine's and CUDA's buffers), and for the logits of two engines
@@ -300,7 +303,7 @@ HOUR, DAY = 60, 1440
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Memory in megabytes (10^6 bytes), time in minutes.
+    """Memory in megabytes (10^6 bytes), time in minutes; the defaults are for a policy of unknown sizes.
 
     A cluster ends a job that takes more than it asked for. Throughputs are from data sheets, so twice the planned time
     is asked for. Partitions allow a day at least: a longer training or evaluation goes on in the next job.
@@ -309,42 +312,43 @@ class Asked:
     mem_mb: int = 64_000
     runtime: int = DAY
 
-    @classmethod
-    def of(cls, size: float, minutes: float) -> "Asked":
-        """For so many bytes and planned minutes."""
-        return cls(round(size / 1e6), min(DAY, max(HOUR, round(2 * minutes))))
 
-
-UNKNOWN = Asked()  # the policy's sizes are not known before it is there
+def request(study: Study, needs: Callable[[Shape], tuple[float, float]]) -> Asked:
+    """What a job asks for that needs so many bytes and planned minutes, by the policy's sizes."""
+    shape = known_shape(study.policy)
+    if shape is None:
+        return Asked()
+    size, minutes = needs(shape)
+    return Asked(round(size / 1e6), min(DAY, max(HOUR, round(2 * minutes))))
 
 
 def policy_request(study: Study) -> Asked:
-    """What the base policy's job asks for. It reads and writes all weights."""
-    shape = known_shape(study.policy)
-    return UNKNOWN if shape is None else Asked.of(8 * shape.parameters + PROCESS_BYTES, 2 * HOUR)
+    """Of the base policy's job, which reads and writes all weights."""
+    return request(study, lambda shape: (8 * shape.parameters + PROCESS_BYTES, 2 * HOUR))
 
 
 def training_request(study: Study, run: Run, ranks: int) -> Asked:
     """Of a training job of one arm, on so many GPUs of one machine."""
-    shape = known_shape(study.policy)
-    if shape is None:
-        return UNKNOWN
-    job = plan_job(shape, run, Machine(), ranks)
-    each = PROCESS_BYTES + ranks * job.placed.parts.get("sampler's logits", 0.0)
-    return Asked.of(host_bytes(shape, run.training, ranks) + ranks * each, run.training.steps * job.step / 60)
+
+    def needs(shape: Shape) -> tuple[float, float]:
+        job = plan_job(shape, run, work_of(run.training, PROMPT, None, ranks), Machine(), ranks)
+        size = host_bytes(shape, run, job.work, ranks) + ranks * PROCESS_BYTES
+        return size, run.training.steps * job.step / 60
+
+    return request(study, needs)
 
 
 def evaluation_request(study: Study, policies: int, ranks: int) -> Asked:
-    """What an arm's evaluation asks for. Each process reads one policy at a time."""
-    shape = known_shape(study.policy)
-    if shape is None:
-        return UNKNOWN
-    seconds = evaluation_seconds(study, Machine())
-    minutes = DAY if seconds is None else -(-policies // ranks) * seconds / 60
-    return Asked.of(ranks * (4 * shape.parameters + PROCESS_BYTES), minutes)
+    """Of an arm's evaluation. Each process reads one policy at a time."""
+
+    def needs(shape: Shape) -> tuple[float, float]:
+        seconds = evaluation_seconds(study, Machine())
+        minutes = DAY if seconds is None else -(-policies // ranks) * seconds / 60
+        return ranks * (4 * shape.parameters + PROCESS_BYTES), minutes
+
+    return request(study, needs)
 
 
 def comparison_request(study: Study) -> Asked:
-    """What the job asks for that compares an engine's distributions with the trainer's."""
-    shape = known_shape(study.policy)
-    return UNKNOWN if shape is None else Asked.of(4 * shape.parameters + PROCESS_BYTES + COMPARED_BYTES, 2 * HOUR)
+    """Of the job that compares an engine's distributions with the trainer's."""
+    return request(study, lambda shape: (4 * shape.parameters + PROCESS_BYTES + COMPARED_BYTES, 2 * HOUR))

@@ -15,120 +15,85 @@ from dataclasses import dataclass
 from tailrl.config.jobs import Run
 from tailrl.config.sampler import SamplerSettings
 from tailrl.planning.machine import Machine
-from tailrl.planning.memory import BYTES, activations, cached_bytes, engine_weights, product_bytes
+from tailrl.planning.memory import BYTES, activations, cached_bytes, policy_bytes, product_bytes
 from tailrl.planning.shapes import Shape
 from tailrl.planning.work import Work
 
 
 @dataclass(frozen=True, slots=True)
-class Floor:
-    """The least that a phase computes and moves on one device."""
+class Phase:
+    """What a phase of a step takes on one device, and the least that it computes and moves."""
 
+    seconds: float  # planned
     operations: float  # floating-point
     moved: float  # bytes to and from the device's memory
 
-    def seconds(self, machine: Machine) -> float:
-        """The larger of both at the data sheet's rates."""
+    def floor(self, machine: Machine) -> float:
+        """The least seconds: the larger of operations and bytes at the data sheet's rates."""
         return max(self.operations / machine.matmul, self.moved / machine.bandwidth)
 
 
-def step_floors(shape: Shape, run: Run, work: Work, machine: Machine, devices: int = 1) -> dict[str, Floor]:
-    """Floors of the phases of `step_seconds`, with as many sequences in flight as the machine says."""
-    body, attention, head = _update_products(shape, run, work, (6, 6, 6))
-    rounds, _, read = _decoding(shape, run.sampler, work, machine)
-    matrices = shape.layers * shape.products
-    # A token's queries meet the keys before it, and its probabilities their values.
-    decoding = 2 * (matrices + shape.embedding) + 4 * shape.layers * shape.heads * shape.head * _middle(work)
-    return {
-        "rollout": Floor(
-            decoding * work.sampled + 2 * matrices * work.prompts * work.prompt, rounds * work.response * read
-        ),
-        # Weights are read forward and backward, and their gradient is written.
-        "forward and backward": Floor(
-            body + attention + head, 3 * BYTES[run.computed_in(machine.gpu)] * shape.parameters
-        ),
-        "optimizer": Floor(0.0, _optimizer_bytes(shape, run, devices)),
-        "weights": Floor(0.0, _handover_bytes(shape, run)),
-    }
-
-
-def step_seconds(shape: Shape, run: Run, work: Work, machine: Machine, devices: int = 1) -> dict[str, float]:
-    """Seconds by phase."""
-    # Sharded weights are gathered first.
-    gathered = 4 * shape.parameters / machine.link if devices > 1 else 0.0
-    return {
-        "rollout": sampling_seconds(shape, run.sampler, work, machine),
-        "forward and backward": update_seconds(shape, run, work, machine, devices),
-        "optimizer": _optimizer_bytes(shape, run, devices) / machine.bandwidth,
-        "weights": gathered + _handover_bytes(shape, run) / machine.bandwidth,
-    }
-
-
-def _optimizer_bytes(shape: Shape, run: Run, devices: int) -> float:
-    """AdamW reads weight, gradient and two moments and writes three of them; the norm reads the gradient once more."""
+def step_phases(shape: Shape, run: Run, work: Work, machine: Machine, devices: int = 1) -> dict[str, Phase]:
+    """The phases of a step by name, with as many sequences in flight as the machine says."""
+    # AdamW reads weight, gradient and two moments and writes three of them; the norm reads the gradient once more.
     moments = 2 if run.training.optimizer == "adamw" else 1
-    return 4 * shape.parameters * (4 + 2 * moments) / devices
+    stepped = 4 * shape.parameters * (4 + 2 * moments) / devices
+    # Sharded weights are gathered, read in float32 and written in the engine's format.
+    gathered = 4 * shape.parameters / machine.link if devices > 1 else 0.0
+    handed = 4 * shape.parameters + policy_bytes(shape, run.sampler)
+    return {
+        "rollout": rollout_phase(shape, run.sampler, work, machine),
+        "forward and backward": update_phase(shape, run, work, machine, devices),
+        "optimizer": Phase(stepped / machine.bandwidth, 0.0, stepped),
+        "weights": Phase(gathered + handed / machine.bandwidth, 0.0, handed),
+    }
 
 
-def _handover_bytes(shape: Shape, run: Run) -> float:
-    """Weights are read in float32 and written in the engine's format."""
-    return 4 * shape.parameters + engine_weights(shape, run.sampler)
-
-
-def _middle(work: Work) -> float:
-    """Tokens before a sampled one, on average."""
-    return work.prompt + work.response / 2
-
-
-def _decoding(shape: Shape, sampler: SamplerSettings, work: Work, machine: Machine) -> tuple[float, float, float]:
-    """Rounds of the engine, the sequences in flight in each, and the bytes that a device reads for a token of each."""
-    sequences = work.sequences * sampler.sharing
-    rounds = max(1.0, sequences / machine.in_flight)
-    rows = sequences / rounds
-    weights = product_bytes(sampler) * shape.layers * shape.read(rows) + BYTES[sampler.dtype] * shape.embedding
-    return rounds, rows, (weights + cached_bytes(sampler) * rows * shape.cached * _middle(work)) / sampler.sharing
-
-
-def _update_products(
-    shape: Shape, run: Run, work: Work, each: tuple[float, float, float]
-) -> tuple[float, float, float]:
-    """Operations of matrices, attention and logits in an update, from those of an entry, of a pair and of a logit."""
-    length = work.prompt + work.response
-    # Forward passes of the reference and, for the reward, of the policy: a third of both directions.
-    kl = run.reference_kl
-    more = 1.0 if kl is None else 1 + (2 if kl.where == "reward" else 1) / 3
-    body = shape.layers * shape.products * work.row
-    attention = shape.layers * shape.heads * shape.head * work.sequences * length**2
-    head = shape.embedding * work.sampled
-    return each[0] * body * more, each[1] * attention * more, each[2] * head * more
-
-
-def sampling_seconds(shape: Shape, sampler: SamplerSettings, work: Work, machine: Machine) -> float:
-    """Seconds to sample all of a device's sequences, in rounds of the engine's sequences in flight.
+def rollout_phase(shape: Shape, sampler: SamplerSettings, work: Work, machine: Machine) -> Phase:
+    """Sampling all of a device's sequences, in rounds of the engine's sequences in flight.
 
     If devices share an engine, each computes its slice for all of their sequences. A layer has two all-reduces.
     """
     size, rate = BYTES[sampler.dtype], (machine.decode_matmul or machine.matmul) * machine.decode_share
     sharing = sampler.sharing
-    rounds, rows, read = _decoding(shape, sampler, work, machine)
-    entries = shape.layers * shape.products + shape.embedding
-    step = max(2 * entries * rows / sharing / rate, read / machine.bandwidth) + shape.layers * machine.launch
-    step += rows * shape.vocabulary * machine.draw
-    step += 4 * shape.layers * (sharing - 1) / sharing * size * rows * shape.hidden / machine.link
-    prefill = 2 * shape.layers * shape.products * work.prompts * work.prompt / rate
-    return prefill + rounds * work.response * step
+    rounds = max(1.0, work.sequences * sharing / machine.in_flight)
+    rows = work.sequences * sharing / rounds
+    before = work.prompt + work.response / 2  # tokens before a sampled one, on average
+    matrices = shape.layers * shape.products
+    weights = product_bytes(sampler) * shape.layers * shape.read(rows) + size * shape.embedding
+    read = (weights + cached_bytes(sampler) * rows * shape.cached * before) / sharing
+    token = max(2 * (matrices + shape.embedding) * rows / sharing / rate, read / machine.bandwidth)
+    token += shape.layers * machine.launch + rows * shape.vocabulary * machine.draw
+    token += 4 * shape.layers * (sharing - 1) / sharing * size * rows * shape.hidden / machine.link
+    prefill = 2 * matrices * work.prompts * work.prompt
+    # A token's queries meet the keys before it, and its probabilities their values.
+    decoding = 2 * (matrices + shape.embedding) + 4 * shape.layers * shape.heads * shape.head * before
+    return Phase(
+        seconds=prefill / rate + rounds * work.response * token,
+        operations=decoding * work.sampled + prefill,
+        moved=rounds * work.response * read,
+    )
 
 
-def update_seconds(shape: Shape, run: Run, work: Work, machine: Machine, devices: int) -> float:
+def update_phase(shape: Shape, run: Run, work: Work, machine: Machine, devices: int) -> Phase:
     """Forward and backward over all micro-batches, as if every response had an advantage."""
+    # Forward passes of the reference and, for the reward, of the policy: a third of both directions.
+    kl = run.reference_kl
+    more = 1.0 if kl is None else 1 + (2 if kl.where == "reward" else 1) / 3
+    length = work.prompt + work.response
+    body = shape.layers * shape.products * work.row * more
+    attention = shape.layers * shape.heads * shape.head * work.sequences * length**2 * more
+    head = shape.embedding * work.sampled * more
     again = run.training.activation_checkpointing
-    products = _update_products(shape, run, work, (8, 9, 8) if again else (6, 7, 8))
+    products = (8 if again else 6) * body + (9 if again else 7) * attention + 8 * head
     size = BYTES[run.computed_in(machine.gpu)]
     batches = max(1.0, work.row / work.batch)
     kept = batches * activations(shape, work, False)[0]
     traffic = machine.passes * size * (kept + shape.vocabulary * work.sampled)
-    seconds = sum(products) / (machine.matmul * machine.train_share) + traffic / machine.bandwidth
-    if devices > 1:
-        # Weights are gathered for each micro-batch's forward and backward. Gradients are scattered once.
-        seconds += batches * 3 * size * shape.parameters / machine.link
-    return seconds
+    # Weights are gathered for each micro-batch's forward and backward. Gradients are scattered once.
+    gathered = batches * 3 * size * shape.parameters / machine.link if devices > 1 else 0.0
+    return Phase(
+        seconds=products / (machine.matmul * machine.train_share) + traffic / machine.bandwidth + gathered,
+        operations=6 * (body + attention + head),
+        moved=3 * size * shape.parameters,  # weights are read forward and backward, and their gradient is written
+    )

@@ -15,7 +15,7 @@ class Work:
     prompt: int  # tokens of a prompt
     response: int  # tokens of a response, on average
     budget: int  # most tokens of a micro-batch, unless one sequence has more
-    longest: int | None = None  # tokens of the longest response; None: all are equally long
+    longest: int  # tokens of the longest response
 
     @property
     def sequences(self) -> float:
@@ -33,16 +33,8 @@ class Work:
 
     @property
     def batch(self) -> int:
-        """Most tokens of a micro-batch's row: ragged lengths fill it up, and one sequence may exceed the budget.
-
-        Of equal lengths whole responses alone have room (`kernels.packing.micro_batches`).
-        """
-        most = max(self.budget, self.prompt + self.most - 1)
-        if self.longest is None:
-            groups, left = divmod(self.budget, self.prompt + self.group * self.response)
-            count = max(1, groups * self.group + max(0, (left - self.prompt) // self.response))
-            most = math.ceil(count / self.group) * self.prompt + count * (self.response - 1)
-        return min(math.ceil(self.row), most)
+        """Most tokens of a micro-batch's row."""
+        return min(math.ceil(self.row), max(self.budget, self.prompt + self.longest - 1))
 
     @property
     def batch_sampled(self) -> float:
@@ -65,12 +57,7 @@ class Work:
     @property
     def padded(self) -> int:
         """Tokens of a sequence in that view."""
-        return self.prompt + min(self.most, 2 * self.response) - 1
-
-    @property
-    def most(self) -> int:
-        """Tokens of the longest response."""
-        return self.response if self.longest is None else self.longest
+        return self.prompt + min(self.longest, 2 * self.response) - 1
 
 
 def work_of(training: Training, prompt: int, response: int | None, devices: int) -> Work:
