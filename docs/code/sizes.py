@@ -10,6 +10,7 @@ from pathlib import Path
 from blocks import filled
 from tailrl.config.load import read_study
 from tailrl.config.study import Study
+from tailrl.page_parts.number_text import count
 from tailrl.planning.machine import Machine, machines
 from tailrl.planning.plan import PROMPT, StudyPlan, evaluation_seconds, plan_job
 from tailrl.planning.shapes import KNOWN, Shape
@@ -21,24 +22,40 @@ POLICIES = ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-1.7B", "Qwen/Qwen3-4B", "Qwen/Qwen3-8
 MACHINES = tuple(machines()[name] for name in ("4090", "l40s", "h100", "h200"))
 DEVICES = (1, 2, 4, 8, 16)
 SHARES = (0.2, 0.3, 0.4, 0.5, 0.6)
-BUDGET = 4096
+BUDGETS = (
+    ("a card of 24 GB (RTX 4090), an afternoon", "afternoon", MACHINES[0], 1, "make afternoon"),
+    ("an H100, a night", "night", MACHINES[2], 1, "make night"),
+    ("an H100, two days", "gpu", MACHINES[2], 1, "make gpu"),
+    ("eight H100, a night", "gpu", MACHINES[2], 8, "make gpu ARGS='--set-resources train:ranks=8'"),
+    ("eight H100, more than a week", "paper", MACHINES[2], 8, "make figure1 GPUS=8 MEMORY=80GB"),
+)
+"""What one has, the study for it, one of its devices, how many share a run, and the command."""
+TOKEN_BUDGET = 4096
 """Tokens of a micro-batch: the longest response of `studies/gpu.yaml` and its prompt."""
 
 
 def studies() -> str:
-    """What the shipped studies take."""
+    """What the shipped studies take, by budget."""
+
+    def policy(study: Study) -> str:
+        runs = count(sum(len(study.arm_seeds()[arm]) for arm in study.arms), "run")
+        name = "from scratch" if study.policy.folder is None else study.policy.folder.rpartition("/")[2]
+        return f"{name}: {runs} of {count(study.training.steps, 'step')}"
 
     def lines() -> Iterator[str]:
-        for name, devices in (("night", 1), ("gpu", 1), ("gpu", 8), ("paper", 8)):
-            study, machine = read_study(ROOT / f"studies/{name}.yaml"), MACHINES[2]
+        default = policy(read_study(ROOT / "config.yaml"))
+        yield f"| a laptop, two CPU cores | `make reproduce` | {default} |  | an estimated 7 minutes, all of it |  |"
+        for budget, name, machine, devices, command in BUDGETS:
+            study = read_study(ROOT / f"studies/{name}.yaml")
             plan = StudyPlan(study, machine, devices)
+            host = plan.host_bytes / 1e9
             training = plan.training_seconds / 3600
             evaluating = plan.policies * (evaluation_seconds(study, machine) or 0.0) / 3600
-            host = plan.host_bytes / 1e9
-            yield f"| `{name}` | {devices} × 80 GB | {host:,.0f} GB | {training:,.0f} h | {evaluating:,.0f} h |"
+            took = f"{host:,.0f} GB | {training:,.1f} h | {evaluating:,.1f} h"
+            yield f"| {budget} | `{command}` | {policy(study)} | {took} |"
 
-    head = ("| study | a run has | host memory | training, one run after another | evaluation, on one |", "| --- " * 5)
-    return "\n".join([head[0], f"{head[1]}|", *lines()])
+    titles = ("budget", "command", "policy", "host memory", "training, planned", "evaluation on one, planned")
+    return "\n".join([f"| {' | '.join(titles)} |", "| --- " * len(titles) + "|", *lines()])
 
 
 def sizes() -> str:
@@ -51,7 +68,7 @@ def sizes() -> str:
 
 def _cell(study: Study, shape: Shape, machine: Machine) -> str:
     arm = study.run(max(study.arms, key=lambda arm: study.arms[arm].vocabulary.prunes))
-    training = arm.training.model_copy(update={"token_budget": BUDGET})
+    training = arm.training.model_copy(update={"token_budget": TOKEN_BUDGET})
     for devices in DEVICES:
         fitting = []
         for shared, share in product((n for n in DEVICES if n <= devices), SHARES):

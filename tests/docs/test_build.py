@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from markdown_it import MarkdownIt
+from matplotlib.image import imread
 
 ROOT = Path(__file__).parents[2]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -188,6 +189,28 @@ def test_the_filters_of_the_claims(site: Path, tmp_path: Path) -> None:
     found = re.search(r'data-seen="(\d+) (\d+) (\w+) (\d)"', printed)
     assert found, printed[:300]
     assert 0 < int(found[2]) < int(found[1]) and found[3] == "true" and found[4] == "3"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_figure_is_as_light_as_its_page(site: Path, scheme: str, tmp_path: Path) -> None:
+    """Beside a corner of the home page's figure, which is drawn on white, and within it."""
+    measure = """<script>addEventListener("load", () => {
+      const box = document.querySelector(".md-typeset img[src$='.svg']").getBoundingClientRect();
+      document.documentElement.dataset.seen = [Math.round(box.left), Math.round(box.top)].join(" ");
+    })</script></body>"""
+    page = site / "figure.html"
+    page.write_text((site / "index.html").read_text(encoding="utf-8").replace("</body>", measure), encoding="utf-8")
+    look = ("--window-size=1440,3000", f"--blink-settings=preferredColorScheme={int(scheme == 'light')}")
+    printed, _ = browse(page.as_uri(), tmp_path / "a", *look, "--dump-dom")
+    browse(page.as_uri(), tmp_path / "b", *look, f"--screenshot={tmp_path / 'shot.png'}")
+    page.unlink()
+    found = re.search(r'data-seen="(\d+) (\d+)"', printed)
+    assert found, printed[:300]
+    left, top = int(found[1]), int(found[2])
+    shot = imread(tmp_path / "shot.png")
+    beside, inside = (shot[top + 6, left + shift, :3].mean() for shift in (-6, 6))
+    assert abs(beside - inside) < 0.05
+    assert (inside > 0.5) == (scheme == "light")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
