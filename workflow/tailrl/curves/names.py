@@ -4,12 +4,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-import yaml
-
 from tailrl.diagnosis.metrics import Rule, frameworks
+from tailrl.runtime.data_files import yaml_beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +35,7 @@ def metrics() -> dict[str, Metric]:
 
 @cache
 def _table() -> dict[str, Any]:
-    text = Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
-    return dict(yaml.safe_load(text))
+    return dict(yaml_beside(__file__, "names.yaml"))
 
 
 # `k1` may end other words, so it stands alone. A k3 to a reference policy is no mismatch.

@@ -7,7 +7,6 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-import yaml
 from pydantic import Field
 
 from tailrl.artifacts.files import Record
@@ -16,6 +15,7 @@ from tailrl.curves.history import TENSORBOARD, Curve, History
 from tailrl.curves.names import KNOWN, OWN_ROLES, Metric, Names, metrics
 from tailrl.curves.shapes import Shape, shape_of
 from tailrl.diagnosis.sizes import Band, band_of, sizes
+from tailrl.runtime.data_files import yaml_beside
 from tailrl.runtime.errors import ConfigurationError, DataError
 
 # What each quantity is as a k3 in nats, roughly: k3 is about half the mean square of Δ, and mean |Δ| about its root.
@@ -56,8 +56,7 @@ class Shapes(Record):
 @cache
 def shape_words() -> Shapes:
     """The words for shapes and causes."""
-    text = Path(__file__).with_name("shapes.yaml").read_text(encoding="utf-8")
-    return Shapes.model_validate(yaml.safe_load(text))
+    return Shapes.model_validate(yaml_beside(__file__, "shapes.yaml"))
 
 
 @dataclass(frozen=True, slots=True)

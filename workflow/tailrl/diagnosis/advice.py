@@ -4,10 +4,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Literal
 
-import yaml
 from pydantic import Field
 
 from tailrl.artifacts.files import Record
@@ -22,6 +20,7 @@ from tailrl.diagnosis.sizes import band_of
 from tailrl.diagnosis.sure import beyond_sixteen_bits
 from tailrl.diagnosis.trend import trend_of
 from tailrl.diagnosis.where import Place
+from tailrl.runtime.data_files import yaml_beside
 
 SURE = 0.5
 """The probability from which a cause counts."""
@@ -77,8 +76,7 @@ class AdviceRules(Record):
 @cache
 def advice_rules() -> AdviceRules:
     """The rule of advice."""
-    text = Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
-    return AdviceRules.model_validate(yaml.safe_load(text))
+    return AdviceRules.model_validate(yaml_beside(__file__, "advice.yaml"))
 
 
 @dataclass(frozen=True, slots=True)

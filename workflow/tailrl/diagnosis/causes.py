@@ -9,10 +9,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import numpy as np
-import yaml
 
 from tailrl.artifacts.files import Record
 from tailrl.diagnosis.evidence import evidence
@@ -20,6 +18,7 @@ from tailrl.diagnosis.features import features, seen_apart
 from tailrl.diagnosis.measure import Measured
 from tailrl.diagnosis.signals import Signals
 from tailrl.diagnosis.sure import beyond_sixteen_bits, settled, shapes
+from tailrl.runtime.data_files import yaml_beside
 
 AGREE = 1e-4
 """Nats: two sides whose log-probs differ by less, in the root of the mean square, agree as float32 does."""
@@ -85,7 +84,7 @@ class CauseWords(Record):
 @cache
 def cause_words() -> dict[str, CauseWords]:
     """The words of every cause, by name."""
-    given = yaml.safe_load(Path(__file__).with_name("causes.yaml").read_text(encoding="utf-8"))
+    given = yaml_beside(__file__, "causes.yaml")
     return {name: CauseWords.model_validate(said) for name, said in given.items()}
 
 

@@ -10,15 +10,14 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
 from tailrl.artifacts.files import Record
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.diagnosis.log import SIDES, IntArray, Log
+from tailrl.runtime.data_files import yaml_beside
 
 FEWEST = 20  # tokens that a check needs
 NEARLY_ALL = 0.99  # of the tokens: a few may have been made in another way
@@ -47,8 +46,8 @@ class FaultWords(Record):
 @cache
 def fault_words() -> dict[str, FaultWords]:
     """The words for each fault, by its name."""
-    text = Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
-    return {name: FaultWords.model_validate(words) for name, words in yaml.safe_load(text).items()}
+    said = yaml_beside(__file__, "exact_checks.yaml")
+    return {name: FaultWords.model_validate(words) for name, words in said.items()}
 
 
 @dataclass(frozen=True, slots=True)

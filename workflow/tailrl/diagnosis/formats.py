@@ -5,11 +5,9 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
 from tailrl.artifacts.files import Record
@@ -17,6 +15,7 @@ from tailrl.artifacts.metrics import FloatArray
 from tailrl.diagnosis.columns import ids, is_json_list, last, numbers
 from tailrl.diagnosis.left_out import RowError
 from tailrl.diagnosis.log import OPTIONAL_NUMBERS, SIDES, IntArray, LoggedRow, seen_before
+from tailrl.runtime.data_files import yaml_beside
 from tailrl.runtime.errors import ConfigurationError, few, one_line
 
 PER_TOKEN = (*SIDES, "token", *OPTIONAL_NUMBERS)
@@ -68,26 +67,25 @@ class Dump(Record):
     source: str
 
 
-def _yaml(name: str) -> Any:
-    return yaml.safe_load(Path(__file__).with_name(name).read_text(encoding="utf-8"))
-
-
 @cache
 def formats() -> dict[str, Format]:
     """The known formats by name, in the order in which they are tried."""
-    return {name: Format.model_validate(entry, strict=False) for name, entry in _yaml("formats.yaml").items()}
+    return {
+        name: Format.model_validate(entry, strict=False)
+        for name, entry in yaml_beside(__file__, "formats.yaml").items()
+    }
 
 
 @cache
 def dumps() -> tuple[Dump, ...]:
     """What frameworks write that is no log of tokens, in the order in which it is tried."""
-    return tuple(Dump.model_validate(entry, strict=False) for entry in _yaml("dumps.yaml"))
+    return tuple(Dump.model_validate(entry, strict=False) for entry in yaml_beside(__file__, "dumps.yaml"))
 
 
 @cache
 def logging_lines() -> dict[str, str]:
     """How each framework logs tokens."""
-    return dict(_yaml("logging.yaml"))
+    return dict(yaml_beside(__file__, "logging.yaml"))
 
 
 def how_to_log(framework: str) -> str:

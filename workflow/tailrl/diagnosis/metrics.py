@@ -4,15 +4,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 
 import numpy as np
-import yaml
 from pydantic import Field
 
 from tailrl.artifacts.files import Record
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.diagnosis.measure import TOKEN, Measured
+from tailrl.runtime.data_files import yaml_beside
 from tailrl.stats.intervals import Interval, mean_interval
 from tailrl.stats.verl import bounded_ratio, effective_sample_size
 
@@ -71,10 +70,9 @@ class Named:
 @cache
 def frameworks() -> dict[str, dict[str, Known]]:
     """The metrics of each framework by its name."""
-    text = Path(__file__).with_name("frameworks.yaml").read_text(encoding="utf-8")
     return {
         framework: {name: Known.model_validate(known) for name, known in metrics.items()}
-        for framework, metrics in yaml.safe_load(text).items()
+        for framework, metrics in yaml_beside(__file__, "frameworks.yaml").items()
     }
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-import yaml
 
+from tailrl.runtime.data_files import yaml_beside
 from tailrl.runtime.errors import DataError, StorageError, StudyError, reason
 from tailrl.runtime.extras import not_installed
 
@@ -53,7 +53,7 @@ def _plain_numpy() -> list[Any]:
 def refuse_pickle(stream: IO[bytes], file: Path) -> StudyError:
     """Why a pickle of classes is not loaded, and the line that turns it into columns."""
     classes = _classes(stream.read(MOST_BYTES_LOOKED_AT))
-    ways = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    ways = yaml_beside(__file__, "pickles.yaml")
     way = next((line for name, line in ways.items() if any(name in one for one in classes)), ways["other"])
     of = f" such as {classes[0]}" if classes else ""
     return DataError(

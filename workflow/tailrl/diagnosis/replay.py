@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from tailrl.diagnosis.log import Log
 from tailrl.diagnosis.parts import part_of
 from tailrl.diagnosis.replay_sums import BASES, PartSums, add_sums, sound_tokens, weight_sums
 from tailrl.diagnosis.replay_weights import ReplaySettings, by_advantage, token_weights
+from tailrl.runtime.data_files import yaml_beside
 
 NEEDS_ADVANTAGES = "needs advantages"
 """The note of a remedy that judges by the advantage's sign, where none is logged."""
@@ -82,7 +82,7 @@ class Catalogue(Record):
 @cache
 def catalogue() -> Catalogue:
     """The remedies that are replayed."""
-    return Catalogue.model_validate(yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")))
+    return Catalogue.model_validate(yaml_beside(__file__, "replay.yaml"))
 
 
 @dataclass(frozen=True, slots=True)

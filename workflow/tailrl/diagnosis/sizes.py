@@ -2,13 +2,11 @@
 
 import math
 from functools import cache
-from pathlib import Path
 from typing import Literal
-
-import yaml
 
 from tailrl.artifacts.files import Record
 from tailrl.page_parts.number_text import short
+from tailrl.runtime.data_files import yaml_beside
 
 LEVELS = {"fine": "Not bad", "coarse": "Bad, unless weights or caches have few bits", "bad": "Bad"}
 """How bad a band is, in words that begin a sentence."""
@@ -55,8 +53,7 @@ class Sizes(Record):
 @cache
 def sizes() -> Sizes:
     """The table of sizes."""
-    text = Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
-    return Sizes.model_validate(yaml.safe_load(text))
+    return Sizes.model_validate(yaml_beside(__file__, "sizes.yaml"))
 
 
 def band_of(k3: float) -> Band:

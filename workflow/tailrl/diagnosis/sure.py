@@ -3,14 +3,13 @@
 import math
 from collections.abc import Collection, Mapping
 from functools import cache
-from pathlib import Path
 
 import numpy as np
-import yaml
 
 from tailrl.artifacts.files import Record
 from tailrl.diagnosis.features import FEATURES, quantile
 from tailrl.diagnosis.signals import Signals
+from tailrl.runtime.data_files import yaml_beside
 
 MOST_CUT = 3.0
 """Standard deviations at which a number is cut before the model sees it."""
@@ -43,8 +42,7 @@ class Sure(Record):
 @cache
 def settled() -> Sure:
     """How sure causes are, as the exam settled it."""
-    text = Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
-    return Sure.model_validate(yaml.safe_load(text))
+    return Sure.model_validate(yaml_beside(__file__, "sure.yaml"))
 
 
 def beyond_sixteen_bits(signals: Signals) -> bool:

@@ -17,16 +17,15 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
 from tailrl.artifacts.files import Record
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.diagnosis.log import IntArray, Log
 from tailrl.objective.kl_estimates import k3
+from tailrl.runtime.data_files import yaml_beside
 from tailrl.stats.intervals import Interval, ratio_interval
 
 MOST = 2 / 3  # of the mismatch, that a place holds
@@ -69,8 +68,8 @@ class WhereWords(Record):
 @cache
 def where_words() -> dict[str, WhereWords]:
     """The words of each grouping, by its name."""
-    text = Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
-    return {name: WhereWords.model_validate(words) for name, words in yaml.safe_load(text).items()}
+    said = yaml_beside(__file__, "where.yaml")
+    return {name: WhereWords.model_validate(words) for name, words in said.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from tailrl.artifacts.files import Record
+from tailrl.runtime.data_files import yaml_beside
 from tailrl.runtime.errors import ConfigurationError
 from tailrl.runtime.import_path import is_import_path, named
 
@@ -121,9 +119,8 @@ def shown(value: Value) -> str:
 @cache
 def catalogue() -> tuple[Hypothesis, ...]:
     """The hypotheses that come with the package, in the order of the file."""
-    text = Path(__file__).with_name("catalogue.yaml").read_text(encoding="utf-8")
     found = []
-    for name, given in yaml.safe_load(text).items():
+    for name, given in yaml_beside(__file__, "catalogue.yaml").items():
         entry = Entry.model_validate(given, strict=False)
         module = import_module(f"tailrl.explanation.{MODULES[entry.kind]}")
         found.append(Hypothesis(name, entry, getattr(module, entry.function or name)))

@@ -4,10 +4,9 @@ No other module writes a key as a string. `tailrl metrics` prints the table.
 """
 
 import math
-from pathlib import Path
 from typing import Self
 
-import yaml
+from tailrl.runtime.data_files import yaml_beside
 
 NOTATION = """\
 π_infer is the sampler, π_train the trainer before the step's first update, and ℓ = log π_train − log π_infer of a
@@ -71,8 +70,7 @@ CORR, CORR_UNMASKED, CORR_RAW = "rollout_corr", "rollout_corr_unmasked", "rollou
 CORR_VERL, TIME = "rollout_corr_verl", "time"
 """Groups, whose keys are <group>/<name>."""
 
-_described = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
-CATALOGUE = {key: Metric(key, **described) for key, described in _described.items()}
+CATALOGUE = {key: Metric(key, **described) for key, described in yaml_beside(__file__, "metrics.yaml").items()}
 """Every metric by its key."""
 
 VERIFICATION = {key: metric for key, metric in CATALOGUE.items() if key.startswith("verification/")}

@@ -10,12 +10,11 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
+from tailrl.runtime.data_files import yaml_beside
 from tailrl.runtime.errors import ConfigurationError, one_line
 
 SIZES = ("level", "mean_abs", "k3")
@@ -453,8 +452,8 @@ class AlarmWords:
 @cache
 def catalogue() -> dict[str, AlarmWords]:
     """The words and limits of each alarm, by its name."""
-    text = Path(__file__).with_name("alarms.yaml").read_text(encoding="utf-8")
-    return {name: AlarmWords(**words) for name, words in yaml.safe_load(text).items()}
+    said = yaml_beside(__file__, "alarms.yaml")
+    return {name: AlarmWords(**words) for name, words in said.items()}
 
 
 def check_names(names: Collection[str]) -> None:

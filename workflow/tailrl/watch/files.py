@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from tailrl.curves.history import History, flat_row, read_history
 from tailrl.curves.names import KNOWN
@@ -23,6 +22,7 @@ from tailrl.diagnosis.log import Log
 from tailrl.diagnosis.parts import part_of
 from tailrl.diagnosis.readers import step_in_name
 from tailrl.diagnosis.tables import read_table
+from tailrl.runtime.data_files import yaml_beside
 from tailrl.runtime.errors import DataError, StorageError, one_line, reason, say
 from tailrl.runtime.limits import regular
 from tailrl.watch.table import digest
@@ -87,7 +87,7 @@ class Followed:
 @cache
 def names() -> dict[str, Any]:
     """The names of `names.yaml`."""
-    return dict(yaml.safe_load(Path(__file__).with_name("names.yaml").read_text(encoding="utf-8")))
+    return dict(yaml_beside(__file__, "names.yaml"))
 
 
 class Folder:

@@ -2,15 +2,12 @@
 
 from pathlib import Path
 
-import yaml
-
+from tailrl.runtime.data_files import yaml_beside
 from tailrl.runtime.templates import renderer
 from tailrl.tracking.metrics import CURRICULUM, METRICS, NOTATION, ROUTING, VERIFICATION
 
 # Not beside the metrics: training depends on those.
-ALIASES: dict[str, dict[str, dict[str, str]]] = yaml.safe_load(
-    Path(__file__).with_name("aliases.yaml").read_text(encoding="utf-8")
-)
+ALIASES: dict[str, dict[str, dict[str, str]]] = yaml_beside(__file__, "aliases.yaml")
 """By framework and its name of a metric: our key, and a note where the values differ."""
 
 render = renderer(Path(__file__).parent)  # that of `report.page` needs SciPy and matplotlib
