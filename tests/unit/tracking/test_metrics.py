@@ -1,9 +1,6 @@
 """The catalogue of metrics: what it says is there, and no other module writes a key."""
 
 import ast
-import copy
-import json
-import pickle
 import pkgutil
 import re
 from collections.abc import Iterator
@@ -25,11 +22,9 @@ from tailrl.tracking.metrics import (
     CURRICULUM,
     METRICS,
     PHASES,
-    REWARD,
     ROUTING,
     TIME,
     VERIFICATION,
-    Metric,
     in_group,
 )
 from tailrl.training.rollouts import response_metrics, reward_metrics
@@ -131,7 +126,7 @@ def test_docstrings_and_paths_are_no_keys(innocent: str) -> None:
 @pytest.mark.parametrize("key", EVERY)
 def test_each_metric_is_described_and_computed_somewhere(key: str) -> None:
     metric = EVERY[key]
-    assert metric == key and metric.unit and metric.meaning
+    assert metric.unit and metric.meaning
     assert callable(pkgutil.resolve_name(metric.computed_by))
 
 
@@ -153,7 +148,8 @@ def test_no_mismatch_gives_a_value_out_of_its_metrics_range(nats: float) -> None
         }
         for group, values in groups.items():
             for name, value in values.items():
-                assert not np.isfinite(value) or in_group(group, name).refusal(value) is None, f"{name} {value}"
+                metric = METRICS[in_group(group, name)]
+                assert not np.isfinite(value) or metric.refusal(value) is None, f"{name} {value}"
 
 
 def test_the_ranges() -> None:
@@ -169,8 +165,9 @@ def test_the_ranges() -> None:
 
 
 def test_every_name_stands_for_a_metric_of_the_catalogue() -> None:
-    names = {name: value for name, value in vars(tailrl.tracking.metrics).items() if isinstance(value, Metric)}
-    assert all(EVERY[value] is value for value in names.values()) and len({*names.values()}) == len(names)
+    constants = vars(tailrl.tracking.metrics).items()
+    names = {name: value for name, value in constants if isinstance(value, str) and re.fullmatch(r"\w+/\w+", value)}
+    assert len(names) > 40 and {*names.values()} <= {*EVERY} and len({*names.values()}) == len(names)
 
 
 def test_what_is_said_to_compute_a_metric_does() -> None:
@@ -185,14 +182,8 @@ def test_what_is_said_to_compute_a_metric_does() -> None:
         "training.rollouts.response_metrics": response_metrics([rollout]),
     }
     for function, computed in found.items():
-        own = [metric for metric in METRICS.values() if metric.computed_by == f"tailrl.{function}"]
-        assert {key.split("/")[-1] for key in computed} == {metric.split("/")[-1] for metric in own}
-
-
-def test_a_metric_is_its_key_as_text_in_json_and_in_a_pickle() -> None:
-    assert f"{REWARD}" == str(REWARD) == "reward/mean" and json.dumps({REWARD: 1.0}) == '{"reward/mean": 1.0}'
-    for copied in (pickle.loads(pickle.dumps(REWARD)), copy.deepcopy(REWARD), str(REWARD)):
-        assert type(copied) is str and copied == REWARD and METRICS[copied] is REWARD
+        own = [key for key, metric in METRICS.items() if metric.computed_by == f"tailrl.{function}"]
+        assert {key.split("/")[-1] for key in computed} == {key.split("/")[-1] for key in own}
 
 
 def test_the_keys_stay_what_they_are() -> None:
@@ -202,8 +193,8 @@ def test_the_keys_stay_what_they_are() -> None:
 
 
 def test_groups() -> None:
-    assert in_group(CORR, "k3_kl") is METRICS["rollout_corr/k3_kl"]
-    assert [in_group(TIME, phase).unit for phase in PHASES] == ["seconds"] * 7
+    assert in_group(CORR, "k3_kl") == "rollout_corr/k3_kl"
+    assert [METRICS[in_group(TIME, phase)].unit for phase in PHASES] == ["seconds"] * 7
     with pytest.raises(KeyError, match="time/sleep"):
         in_group(TIME, "sleep")
 

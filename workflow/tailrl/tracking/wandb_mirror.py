@@ -107,30 +107,22 @@ def mirror_run(record: Mapping[str, Any], points: Iterator[Mapping[str, float | 
     return run
 
 
-class _Caller:
-    """The training job's second line on standard input: its exit code, or nothing if the job was killed."""
-
-    def __init__(self) -> None:
-        self.code: int | None = None
-
-    def ended(self) -> bool:
-        """Whether the job has ended; waits up to POLL_SECONDS for it."""
-        if self.code is None and select.select([sys.stdin], [], [], POLL_SECONDS)[0]:
-            self.code = int(sys.stdin.readline().strip() or 1)
-            # A killed job cannot end this process.
-            signal.alarm(FINISH_SECONDS + 1)
-        return self.code is not None
-
-
 def main() -> None:
-    """Mirrors the run that the first line on standard input names, until the second line."""
+    """Mirrors the run that the first line on standard input names, until the second line: the job's exit code."""
     asked = json.loads(sys.stdin.readline())
-    caller = _Caller()
-    points = follow_metrics(Path(asked["metrics"]), caller.ended)
+    codes: list[int] = []
+
+    def ended() -> bool:
+        """Whether the job has ended, or was killed (an empty line); waits up to POLL_SECONDS for it."""
+        if not codes and select.select([sys.stdin], [], [], POLL_SECONDS)[0]:
+            codes.append(int(sys.stdin.readline().strip() or 1))
+            signal.alarm(FINISH_SECONDS + 1)  # a killed job cannot end this process
+        return bool(codes)
+
     try:
-        run = mirror_run(asked["record"], points, Path(asked["folder"]))
+        run = mirror_run(asked["record"], follow_metrics(Path(asked["metrics"]), ended), Path(asked["folder"]))
         if run is not None:
-            run.finish(exit_code=caller.code or 0)
+            run.finish(exit_code=codes[0])
     except Exception as error:
         say(f"W&B: {reason(error)}")
         os._exit(1)  # at an ordinary exit wandb would wait for its server

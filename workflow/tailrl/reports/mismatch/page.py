@@ -70,9 +70,9 @@ def write_mismatch(results: Results, out: Path) -> list[Curve]:
     return curves
 
 
-def is_mass(key: keys.Metric) -> bool:
+def is_mass(key: str) -> bool:
     """Whether a metric of KEPT is a mass, which is shown as 1 minus it."""
-    return key.unit == "fraction"
+    return keys.METRICS[key].unit == "fraction"
 
 
 def mismatch_figure(curves: Sequence[Curve], arms: Sequence[str]) -> Figure:
