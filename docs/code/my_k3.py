@@ -16,7 +16,7 @@ PAGES = {ROOT / "README.md": "docs/", ROOT / "docs/index.md": ""}
 """The pages that have the table, and what leads from each to docs/. The README leaves out what others publish."""
 
 HEADS = {
-    "k3": "your k3, nats a token",
+    "k3": "your k3",
     "cause": "usual cause",
     "seen": "seen here",
     "others": "others call normal",

@@ -21,8 +21,6 @@ TRL             with_dvp: RLOOTrainer and GRPOTrainer on the constrained objecti
 import sys
 from importlib import import_module
 
-__version__ = "0.1.0"
-
 # `__init__.pyi` has the same for type checkers, who would find no name here.
 _MODULES = {
     "objective.safe_set": ("safe_set", "token_logprobs"),
@@ -53,6 +51,9 @@ _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> object:
+    if name == "__version__":
+        # Written elsewhere: this file is a source of every job, and a new version alone makes no result stale.
+        return import_module("tailrl.runtime.version").VERSION
     if name not in _HOME:
         raise AttributeError(f"module 'tailrl' has no attribute {name!r}")
     try:

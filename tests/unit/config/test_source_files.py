@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import tailrl
 from tailrl.config.jobs import Evaluation
 from tailrl.config.load import parse_study
 from tailrl.config.source_files import (
@@ -50,6 +51,13 @@ def relative(files: Sequence[str]) -> list[str]:
 
 def names(*modules: str) -> set[str]:
     return set(relative(source_files(*modules)))
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_a_new_version_makes_no_result_stale(job: str) -> None:
+    written = f'"{tailrl.__version__}"'
+    assert written in (PACKAGE / "runtime/version.py").read_text(encoding="utf-8")
+    assert [file for file in job_files(job) if written in Path(file).read_text(encoding="utf-8")] == []
 
 
 def test_the_files_of_modules() -> None:
