@@ -147,7 +147,7 @@ def test_a_part_has_its_own_settings_in_its_own_folder(workflow: Workflow) -> No
     """And a part that sets nothing of a kind has the study's."""
     parts = {"few": {"seeds": [7]}, "more": {"arms": {"dvp_mis": None, "extra": {}}}}
     study = workflow.write_study({"parts": parts, "ablations": {}})
-    shown = workflow.run("snakemake", "--dry-run", "--configfile", study)
+    shown = workflow.run("snakemake", "--dry-run", "--configfile", study, "--quiet", "host")  # with reasons
     runs = set(re.findall(r"results/(\S+)/seed(\d+)/run\.json", shown.stdout))
     assert runs >= {("tiny/few/train/naive", "7"), ("tiny/few/train/dvp_mis", "7"), ("tiny/more/train/extra", "0")}
     assert not {run for run in runs if run[0] in ("tiny/more/train/dvp_mis", "tiny/few/train/extra")}

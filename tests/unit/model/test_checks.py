@@ -67,10 +67,9 @@ def test_attention_over_the_whole_row_is_found(folder: Path, monkeypatch: pytest
     assert "packed responses would see one another" in refusal(folder)
 
 
-def test_a_model_that_amplifies_rounding_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def amplifying(folder: Path, seed: int) -> Path:
     """Scores of 30,000 that all keys share: their rounding moves probabilities, packed or alone."""
-    folder = tmp_path / "model"
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     small = AutoConfig.for_model("qwen2", **SIZES | GROUPED | {"hidden_size": 32})
     AutoModelForCausalLM.from_config(small, dtype=torch.float32).save_pretrained(folder)
     weights = load_file(folder / WEIGHTS)
@@ -80,11 +79,25 @@ def test_a_model_that_amplifies_rounding_is_loaded(tmp_path: Path, monkeypatch: 
         elif weight.ndim > 1 and ".layers." in name:
             weight.mul_(10)
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
-    assert load_policy(folder).config.model_type == "qwen2"
+    return folder
+
+
+def test_a_model_that_amplifies_rounding_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which models' rounding shows depends on the processor: about a third of them."""
+    folders = [amplifying(tmp_path / str(seed), seed) for seed in range(16)]
+    for folder in folders:
+        assert load_policy(folder).config.model_type == "qwen2"
     monkeypatch.setattr(checks, "AMPLIFIED", 0.0)
-    assert "rounding explains 2e-05" in refusal(folder), "the case shows what it is for"
+    shown = []
+    for folder in folders:
+        try:
+            load_policy(folder)
+        except StudyError as error:
+            assert "rounding explains" in str(error)
+            shown.append(folder)
+    assert shown, "the case shows what it is for"
     monkeypatch.undo()
-    test_attention_over_the_whole_row_is_found(folder, monkeypatch)
+    test_attention_over_the_whole_row_is_found(shown[0], monkeypatch)
 
 
 # --- ropes that depend on a sequence's length --------------------------------------------------------------

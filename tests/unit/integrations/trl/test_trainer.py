@@ -235,14 +235,17 @@ def test_two_steps_of_training(
 def test_the_policys_own_updates_are_no_mismatch(
     policy_folder: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, kind: str, settings: dict[str, Any]
 ) -> None:
-    """transformers samples with the weights from before the first update; an update moves k3 by 0.01 or more."""
+    """transformers samples with the weights from before the first update; an update moves k3 by 0.01 or more.
+
+    Rounding, which such large updates amplify, moves it by 1e-10 to 1e-7, by the processor.
+    """
     updates = {"max_steps": 6, "learning_rate": 0.01, "max_grad_norm": 100.0}
     trainer = make_trainer(kind, policy_folder, tokenizer, tmp_path, **(updates | settings))
     trainer.train()
     steps = [line for line in trainer.state.log_history if "rollout_corr/k3_kl" in line]
     assert len(steps) == 6 and max(line["grad_norm"] for line in steps) > 0
     for line in steps:
-        assert 0 <= line["rollout_corr/k3_kl"] < 1e-9
+        assert 0 <= line["rollout_corr/k3_kl"] < 1e-5
         assert line["dvp/sampled_outside_train_support_count"] == 0
 
 
