@@ -13,7 +13,7 @@ from tailrl import diagnosis
 from tailrl.curves.reading import EXACT, MetricReading, Reading, RunReading, shape_words
 from tailrl.diagnosis.formats import how_to_log
 from tailrl.diagnosis.gate import Judgement, exit_code
-from tailrl.diagnosis.record import CurvesRecord, RunRecord, gate_records
+from tailrl.diagnosis.record import CurvesRecord, RunRecord, finite, gate_records
 from tailrl.diagnosis.sizes import LEVELS, limits, number_name, sizes
 from tailrl.page_parts import TEMPLATES
 from tailrl.page_parts.drawing import LAW, MARK, chart, in_page, set_magnitudes
@@ -56,11 +56,11 @@ def curves_record(reading: Reading, judgements: Sequence[Judgement] = ()) -> Cur
             RunRecord(
                 run=run.run,
                 metric=run.main.curve.name,
-                level=_finite(run.main.level),
-                k3=_finite(run.main.k3),
+                level=finite(run.main.level),
+                k3=finite(run.main.k3),
                 shape=run.shape,
                 factor=run.main.shape.factor,
-                since=_finite(run.main.shape.since),
+                since=finite(run.main.shape.since),
                 size=run.band.title if run.band else None,
                 verdict=answer(run),
                 fits=shape_words().shapes[run.shape].fits,
@@ -72,10 +72,6 @@ def curves_record(reading: Reading, judgements: Sequence[Judgement] = ()) -> Cur
         gate=gate_records(judgements),
         exit_code=exit_code(judgements),
     )
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _values(reading: Reading) -> dict[str, object]:

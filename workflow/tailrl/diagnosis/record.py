@@ -219,7 +219,7 @@ def log_record(diagnosis: Diagnosis, judgements: Sequence[Judgement] = ()) -> Lo
             RuleRecord(
                 framework=one.framework,
                 metric=one.name,
-                value=_finite(one.value.mean),
+                value=finite(one.value.mean),
                 rule=rule.sentence(),
                 source=rule.source,
                 holds=rule.holds(one.value.mean),
@@ -241,7 +241,7 @@ def log_record(diagnosis: Diagnosis, judgements: Sequence[Judgement] = ()) -> Lo
             kind=advice.kind,
             do=advice.words,
             remedy=advice.name,
-            threshold=_finite(advice.threshold),
+            threshold=finite(advice.threshold),
             gives=advice.gives,
             finding=advice.finding,
             lines=[LinesRecord(framework=one.framework, version=one.version, text=one.text) for one in lines],
@@ -283,10 +283,11 @@ def gate_records(judgements: Iterable[Judgement]) -> list[GateRecord]:
 
 def number(value: Interval) -> NumberRecord:
     """A number as data."""
-    return NumberRecord(mean=_finite(value.mean), low=_finite(value.low), high=_finite(value.high))
+    return NumberRecord(mean=finite(value.mean), low=finite(value.low), high=finite(value.high))
 
 
-def _finite(value: float) -> float | None:
+def finite(value: float) -> float | None:
+    """A number as JSON has it: null where it is NaN or infinite."""
     return value if math.isfinite(value) else None
 
 
