@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tailrl.config.cpu_formats import AVX512
 from tailrl.config.sampler import SamplerSettings
 from tailrl.rollout import make_sampler
 from tailrl.rollout.vllm import quantization
@@ -25,7 +26,7 @@ REFUSED: tuple[tuple[dict[str, Any], Any, str], ...] = (
     (INT8, (9, 0), "quantization: int8 computes in half precision on a GPU: say dtype: bfloat16 or float16"),
     (CACHE, {"avx2", "avx_vnni"}, "kv_cache_dtype: on a CPU an fp8 cache needs AVX-512 or AMX, which this one has not"),
     (INT4, {"avx2", "avx_vnni"}, "quantization: on a CPU int4 weights need AVX-512, which this one has not"),
-    (INT8, {"avx2", "avx512_f"}, "quantization: on a CPU int8 weights need VNNI, which this one has not"),
+    (INT8, {"avx2", *AVX512}, "quantization: on a CPU int8 weights need VNNI, which this one has not"),
 )
 
 
@@ -33,8 +34,8 @@ def pretend(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU of a compute capability, or a CPU with these instruction sets alone."""
     gpu = isinstance(machine, tuple)
     cuda = SimpleNamespace(is_available=lambda: gpu, get_device_capability=lambda: machine)
-    cpu = SimpleNamespace(get_capabilities=lambda: dict.fromkeys(machine, True))
-    monkeypatch.setattr(quantization, "torch", SimpleNamespace(cuda=cuda, cpu=cpu))
+    monkeypatch.setattr(quantization, "torch", SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(quantization, "cpu_flags", lambda: machine)
 
 
 @pytest.mark.parametrize(("given", "machine", "words"), REFUSED)
@@ -50,7 +51,7 @@ def test_a_machine_says_which_format_it_lacks(
 ACCEPTED: tuple[tuple[dict[str, Any], Any], ...] = (
     (FP8, (8, 9)),
     (CACHE | INT4, (8, 0)),
-    (CACHE | INT4, {"avx512_f"}),
+    (CACHE | INT4, AVX512),
     (CACHE, {"amx_tile"}),
     (INT8, {"avx_vnni"}),
     (INT8, {"avx512_vnni"}),

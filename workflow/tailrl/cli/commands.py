@@ -199,9 +199,7 @@ def diagnose(
     """Say what causes the mismatch in the logs of any framework, and what to do."""
     from tailrl.diagnosis.gate import read_limits
 
-    as_data = json_file == "-"
-    data = Path(json_file) if json_file and not as_data else None
-    _check_folders(out, data)
+    _check_folders(out, _data_file(json_file))
     limits = read_limits(largest or (), least or ())
     from tailrl.curves.history import read_all, read_folders
     from tailrl.curves.reading import OF_CURVES, own_names
@@ -211,8 +209,7 @@ def diagnose(
     chosen = parse_columns(columns, tuple(dict.fromkeys((*ROLES, *OF_CURVES)))) if columns is not None else {}
     names = own_names(chosen)
     if histories := read_all(logs, names):
-        answer = _of_curves(histories, limits, out, names)
-        _give(answer, out, as_data, data)
+        _give(_of_curves(histories, limits, out, names), out, json_file)
         return
     of_curves = [role for role in chosen if role not in ROLES]
     try:
@@ -226,21 +223,32 @@ def diagnose(
         if not (histories := read_folders(map(Path, logs), names)):
             raise
         answer = _of_curves(histories, limits, out, names)
-    _give(answer, out, as_data, data)
+    _give(answer, out, json_file)
 
 
-def _give(answer: "Answer", out: Path | None, as_data: bool, data: Path | None) -> None:
+def _give(answer: "Answer", out: Path | None, json_file: str | None) -> None:
     """Prints an answer, writes its page and its data, and ends with the gate's code."""
     from tailrl.diagnosis.record import as_json
 
-    text = as_json(answer.record)
-    print(text if as_data else answer.text, end="")
-    for file, content in ((data, text), (out, answer.page)):
-        if file is not None and content is not None:
-            with writing(file):
-                file.write_text(content, encoding="utf-8")
+    _print(answer.text, as_json(answer.record), json_file)
+    if out is not None and answer.page is not None:
+        with writing(out):
+            out.write_text(answer.page, encoding="utf-8")
     if answer.record.exit_code:
         raise Exit(answer.record.exit_code)
+
+
+def _print(text: str, data: str, json_file: str | None) -> None:
+    """Prints an answer, or its data alone, and writes the data into a file that was asked for."""
+    print(data if json_file == "-" else text, end="")
+    if file := _data_file(json_file):
+        with writing(file):
+            file.write_text(data, encoding="utf-8")
+
+
+def _data_file(json_file: str | None) -> Path | None:
+    """The file of `--json`; None where the data are printed, or not asked for."""
+    return Path(json_file) if json_file and json_file != "-" else None
 
 
 def _of_log(
@@ -396,9 +404,7 @@ def probe(
         **{"max_new_tokens": max_new_tokens, "samples": samples, "seed": seed},
     }
     settings = validated(ProbeSettings, given, "probe")
-    as_data = json_file == "-"
-    data = Path(json_file) if json_file and not as_data else None
-    _check_folders(out, log, data)
+    _check_folders(out, log, _data_file(json_file))
     from tailrl.diagnosis.gate import judge, read_limits
 
     limits = read_limits(largest or (), least or ())
@@ -427,7 +433,7 @@ def probe(
     page = probe_page(probed, diagnosis, judgements, section) if out else None
     record = log_record(diagnosis, judgements)
     record = record.model_copy(update={"experiment": explanation and explanation_data(explanation)})
-    _give(Answer(terminal_page(diagnosis, out, judgements) + section, page, record), out, as_data, data)
+    _give(Answer(terminal_page(diagnosis, out, judgements) + section, page, record), out, json_file)
 
 
 def watch(
@@ -515,8 +521,7 @@ def explain(
     """
     from tailrl.runtime.devices import take
 
-    data = Path(json_file) if json_file and json_file != "-" else None
-    _check_folders(data)
+    _check_folders(_data_file(json_file))
     take(1)
     from tailrl.diagnosis.formats import parse_columns
     from tailrl.diagnosis.progress import read_with_progress
@@ -533,10 +538,7 @@ def explain(
         compare=compare,
         tokens=tokens_scored,
     )
-    print(as_json(explanation) if json_file == "-" else text(explanation), end="")
-    if data is not None:
-        with writing(data):
-            data.write_text(as_json(explanation), encoding="utf-8")
+    _print(text(explanation), as_json(explanation), json_file)
     if explanation.code:
         raise Exit(explanation.code)
 

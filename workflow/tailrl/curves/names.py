@@ -61,7 +61,7 @@ class Names:
         for of, logged in self.own.items():
             if name == logged and of not in OWN_ROLES:
                 return Metric("tailrl", name, of)
-        for end in _ends(name):
+        for end in ends(name):
             if metric := metrics().get(end):
                 return metric
         if own := OWN.search(name):
@@ -78,7 +78,7 @@ class Names:
         """Whether a logged name is that of the learning rate."""
         if "learning_rate" in self.own:
             return name == self.own["learning_rate"]
-        return any(end in _table()["learning_rates"] for end in _ends(name))
+        return any(end in _table()["learning_rates"] for end in ends(name))
 
     def of_file(self, stem: str) -> str:
         """The metric in a name of TensorBoard's files, `run-NAME-tag-METRIC`, where slashes are underscores."""
@@ -92,7 +92,7 @@ class Names:
 KNOWN = Names()
 
 
-def _ends(name: str) -> list[str]:
+def ends(name: str) -> list[str]:
     """The name, and what is left of it after each slash."""
     parts = name.split("/")
     return ["/".join(parts[begin:]) for begin in range(len(parts))]

@@ -3,34 +3,12 @@
 from collections.abc import Collection, Mapping
 from typing import TypeVar
 
-from tailrl.config.arm import Arm
+from tailrl.config.cpu_formats import lacking
 from tailrl.config.sampler import SamplerSettings
 from tailrl.config.study import Study
 from tailrl.runtime.errors import ConfigurationError
 
-AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
-INSTRUCTIONS: dict[str | None, tuple[str, tuple[set[str], ...]]] = {
-    **dict.fromkeys(("fp8_e4m3", "fp8_e5m2"), ("an fp8 cache needs AVX-512 or AMX", (AVX512, {"amx_tile"}))),
-    "int4": ("int4 weights need AVX-512", (AVX512,)),
-    "int8": ("int8 weights need VNNI", ({"avx512_vnni"}, {"avx_vnni"})),
-}
-"""Flags of a CPU, of which a format needs all of one set; `rollout.vllm.quantization` says why."""
-
 Kept = TypeVar("Kept")
-
-
-def lacking(sampler: SamplerSettings, flags: Collection[str]) -> str:
-    """Why vLLM cannot sample so on a CPU with these flags; empty if it can, or if the flags are not known (none)."""
-    formats = sampler.formats
-    if formats is None or formats.TRAINERS_BITS:
-        return ""
-    if formats.quantization == "fp8":
-        return "fp8 weights need a GPU"
-    for name in (formats.kv_cache_dtype, formats.quantization):
-        words, sets = INSTRUCTIONS.get(name, ("", (set(),)))
-        if flags and not any(needed <= set(flags) for needed in sets):
-            return f"on a CPU {words}, which this one has not"
-    return ""
 
 
 def without_lacking(study: Study, flags: Collection[str]) -> tuple[Study, str]:
@@ -42,38 +20,38 @@ def without_lacking(study: Study, flags: Collection[str]) -> tuple[Study, str]:
     Raises:
         StudyError: no arm or no compared engine is left, or the evaluation itself cannot run.
     """
-    if words := lacking(study.evaluation.sampler, flags):
+
+    def why(*samplers: SamplerSettings) -> str:
+        """The first reason why one of them cannot sample here; empty if all can."""
+        return next((words for sampler in samplers for words in lacking(sampler, flags).values()), "")
+
+    if words := why(study.evaluation.sampler):
         raise ConfigurationError(f"evaluation.sampler: {words}")
-    arms = {name: words for name, arm in study.arms.items() if (words := lacking(arm.sampler, flags))}
-    ablations = {
-        name: words
-        for name in study.ablations
-        if (words := next(filter(None, (lacking(arm.sampler, flags) for arm in _arms_of(study, name))), ""))
-    }
-    engines = {
-        name: words for name, engine in study.distributions.engines.items() if (words := lacking(engine.sampler, flags))
-    }
+    arms = {name: words for name, arm in study.arms.items() if (words := why(arm.sampler))}
+    ablations = {name: words for name in study.ablations if (words := why(*_samplers(study, name)))}
+    compared = study.distributions.engines
+    engines = {name: words for name, engine in compared.items() if (words := why(engine.sampler))}
     left = {"arms": arms, "ablations": ablations, "compared engines": engines}
     named = [f"{kind} {', '.join(found)}" for kind, found in left.items() if found]
     if not named:
         return study, ""
-    why = "; ".join(dict.fromkeys(filter(None, (words for found in left.values() for words in found.values()))))
-    sentence = f"left out, since {why}: {', '.join(named)}"
-    if len(arms) == len(study.arms) or len(engines) == len(study.distributions.engines):
+    reasons = dict.fromkeys(words for found in left.values() for words in found.values())
+    sentence = f"left out, since {'; '.join(reasons)}: {', '.join(named)}"
+    if len(arms) == len(study.arms) or len(engines) == len(compared):
         raise ConfigurationError(f"{study.name}: nothing is left of it here: {sentence}")
-    compared = study.distributions.model_copy(update={"engines": _without(study.distributions.engines, engines)})
     changes = {
         "description": f"{study.description} {sentence[0].upper()}{sentence[1:]}.".strip(),
         "arms": _without(study.arms, arms),
         "ablations": _without(study.ablations, ablations),
-        "distributions": compared,
+        "distributions": study.distributions.model_copy(update={"engines": _without(compared, engines)}),
     }
     return study.model_copy(update=changes), sentence
 
 
-def _arms_of(study: Study, ablation: str) -> list[Arm]:
-    """The ablation's arms, and those whose settings it varies."""
-    return [*study.ablation_arms(ablation).values(), *(study.arms[base] for base in study.ablations[ablation].bases)]
+def _samplers(study: Study, ablation: str) -> list[SamplerSettings]:
+    """Of the ablation's arms, and of those whose settings it varies."""
+    bases = [study.arms[base] for base in study.ablations[ablation].bases]
+    return [arm.sampler for arm in (*study.ablation_arms(ablation).values(), *bases)]
 
 
 def _without(named: Mapping[str, Kept], left_out: Collection[str]) -> dict[str, Kept]:

@@ -135,10 +135,10 @@ def slow_growth(step: Step, past: Past, limits: Limits) -> Found:
         return None
     first, last = values[:ends], values[-ends:]
     factor = limits["factor" if name == "level" else "metric_factor"] ** (2.0 if name == "k3" else 1.0)
-    growth = _median(last) / _median(first)
+    growth = median(last) / median(first)
     if growth <= factor or min(last) <= max(first):
         return None
-    return {"first": f"{_median(first):.3g}", "now": f"{_median(last):.3g}", "growth": f"{growth:.3g}", "ends": ends}
+    return {"first": f"{median(first):.3g}", "now": f"{median(last):.3g}", "growth": f"{growth:.3g}", "ends": ends}
 
 
 def floor_tail(step: Step, past: Past, limits: Limits) -> Found:
@@ -175,7 +175,7 @@ def ess_collapse(step: Step, past: Past, limits: Limits) -> Found:
     """The effective sample size is low, or half of what it was."""
     if step.tokens < limits["tokens"]:
         return None
-    before = _median([one.ess for one in past if math.isfinite(one.ess)])
+    before = median([one.ess for one in past if math.isfinite(one.ess)])
     if not (step.ess < limits["below"] or step.ess < limits["share"] * before):
         return None
     return {"now": f"{step.ess:.3g}", "before": f"{before:.3g}" if math.isfinite(before) else "not known before"}
@@ -328,7 +328,8 @@ def _level(values: Sequence[float]) -> tuple[float, float]:
     return float(np.median(logs)), max(noise, 0.05)
 
 
-def _median(values: Sequence[float]) -> float:
+def median(values: Sequence[float]) -> float:
+    """The median; NaN of no values."""
     return float(np.median(values)) if len(values) else math.nan
 
 
@@ -414,7 +415,7 @@ def _growth(step: Step, past: Past, limits: Limits) -> str:
     first = earlier[: max(before, len(earlier) // 2)]
     steps_of_noise = np.abs(np.diff(np.log(earlier)))
     noise = max(0.05, 1.4826 / math.sqrt(2) * float(np.median(steps_of_noise)) * (1 + 5 / len(earlier)))
-    growth = _median(np.log(last).tolist()) - _level(first)[0]
+    growth = median(np.log(last).tolist()) - _level(first)[0]
     factor = limits["factor"] if step.lag == 0 else limits["stale_factor"]
     least = max((2.0 if name == "k3" else 1.0) * math.log(factor), limits["noises"] * noise)
     if min(last) > max(first) and growth > least and (step.lag == 0 or not _faster(step, past)):

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tailrl.curves.history import History, flat_row, read_history
-from tailrl.curves.names import KNOWN
+from tailrl.curves.names import KNOWN, ends
 from tailrl.diagnosis.log import Log
 from tailrl.diagnosis.parts import part_of
 from tailrl.diagnosis.readers import step_in_name
@@ -305,14 +305,9 @@ def step_numbers(flat: Mapping[str, float]) -> dict[str, float]:
             found.setdefault(field_name, value)
             continue
         for field_name in ("clip", "reward", "version"):
-            if _named(name, names()[field_name]):
+            if any(end in names()[field_name] for end in ends(name)):
                 found.setdefault(field_name, value)
     return found
-
-
-def _named(name: str, known: list[str]) -> bool:
-    parts = name.split("/")
-    return any("/".join(parts[begin:]) in known for begin in range(len(parts)))
 
 
 def _digest(row: Mapping[str, Any]) -> str:

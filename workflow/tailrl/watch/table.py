@@ -10,7 +10,7 @@ import numpy as np
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.diagnosis.lags import AHEAD_ROW, UNKNOWN_ROW, Sizes, lag_rows, sound_tokens
 from tailrl.diagnosis.log import IntArray, Log
-from tailrl.watch.alarms import Step
+from tailrl.watch.alarms import Step, median
 
 SURE, GAP = math.log(0.5), 2.0
 """Nats: a confident disagreement is a token above SURE on one side and lower by more than GAP on the other."""
@@ -205,7 +205,7 @@ class TokenTable:
             ahead_by=self.ahead_by,
             digest=self.digest,
             reward=self.reward / self.rewarded if self.rewarded else math.nan,
-            slope=_median([group.slope for group in groups]),
+            slope=median([group.slope for group in groups if math.isfinite(group.slope)]),
             shift=_shift(groups),
             correlation=whole.correlation if not known else math.nan,
             alike_prompts=len(alike) if len(alike) >= MOST_ALIKE * len(groups) else 0,
@@ -221,11 +221,6 @@ class TokenTable:
         known = sorted(row for row in many if row >= 0)
         row = known[0] if known else UNKNOWN_ROW if UNKNOWN_ROW in many else AHEAD_ROW
         return row, many.get(row, Floor())
-
-
-def _median(values: list[float]) -> float:
-    known = [value for value in values if math.isfinite(value)]
-    return float(np.median(known)) if known else math.nan
 
 
 def _shift(groups: list[Group]) -> float:

@@ -16,7 +16,9 @@ from vllm.model_executor.layers.attention.attention import Attention, set_defaul
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization.compressed_tensors import schemes
 
+from tailrl.config.cpu_formats import lacking
 from tailrl.config.sampler import FewBits
+from tailrl.runtime.devices import cpu_flags
 from tailrl.runtime.errors import ConfigurationError, ModelError
 
 SCHEMES: dict[type, str] = {
@@ -80,26 +82,9 @@ def prepare(settings: FewBits) -> None:
 
 
 def missing_instructions(settings: FewBits) -> str:
-    """Why this CPU cannot compute in the format; empty if it can, and on a GPU. `planning.formats` says it for a study.
-
-    vLLM 0.32 has no int4 kernel in its library for AVX2, and fails with its first batch. oneDNN multiplies int8 without
-    VNNI too. But it adds pairs of products in 16 bits, where they saturate: log-probs are off by 0.2 nats.
-    """
-    if torch.cuda.is_available():
-        return ""
-    if settings.kv_cache_dtype != "auto" and not has_instructions("avx512_f", "amx_tile"):
-        return "sampler.kv_cache_dtype: on a CPU an fp8 cache needs AVX-512 or AMX, which this one has not"
-    if settings.quantization == "int4" and not has_instructions("avx512_f"):
-        return "sampler.quantization: on a CPU int4 weights need AVX-512, which this one has not"
-    if settings.quantization == "int8" and not has_instructions("avx512_vnni", "avx_vnni"):
-        return "sampler.quantization: on a CPU int8 weights need VNNI, which this one has not"
-    return ""
-
-
-def has_instructions(*names: str) -> bool:
-    """Whether this CPU has one of these instruction sets, as torch names them."""
-    found = torch.cpu.get_capabilities()
-    return any(found.get(name, False) for name in names)
+    """Why this CPU cannot compute in the format; empty if it can, and on a GPU."""
+    reasons = {} if torch.cuda.is_available() else lacking(settings, cpu_flags())
+    return next((f"sampler.{key}: {words}" for key, words in reasons.items()), "")
 
 
 def finish_reload(model: nn.Module) -> None:
