@@ -196,7 +196,7 @@ def draw_harm(path: Path, rows: Sequence[Row]) -> None:
         ax.set(xscale="log", xlim=(8e-6, 4), ylim=(-0.62, 0.12))
         ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:+g}".replace("-", "−")))
         ax.tick_params(labelsize=9)
-        ax.set_xlabel("k3, nats a token: how large the mismatch is", fontsize=9)
+        ax.set_xlabel("k3: how large the mismatch is", fontsize=9)
         ax.set_ylabel("held-out score minus that without the mismatch, points", fontsize=9)
         used = {str(row["kind"]) for row in rows}
         lines = [Line2D([], [], color=c, linestyle="-", linewidth=3) for c in HARM_COLOURS.values()]

@@ -1,3 +1,3 @@
 """The version, which no job imports: `tailrl.__version__`."""
 
-VERSION = "0.1.0"
+VERSION = "1.0.0"
