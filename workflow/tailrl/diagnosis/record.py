@@ -287,7 +287,7 @@ def number(value: Interval) -> NumberRecord:
 
 
 def finite(value: float) -> float | None:
-    """A number as JSON has it: null where it is NaN or infinite."""
+    """The number as JSON has it: None where it is not finite."""
     return value if math.isfinite(value) else None
 
 
