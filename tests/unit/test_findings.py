@@ -43,6 +43,7 @@ SETTINGS = {
     "the 90 % interval",
     "temperature 1",
     "8 or 4 bits",
+    "8- and 4-bit",
     "In 16 bits",
     "MIS with C = 10 minus",
     "int4 weights",
