@@ -87,7 +87,7 @@ verl: venv  ## the plugin for verl with verl's own engine, trainers, workers and
 	$(VENV)-verl/bin/python envs/install.py envs/verl.txt
 	$(VENV)-verl/bin/python -m pytest -q tests/verl $(ARGS)
 
-verl-study: venv  ## the same two arms by our own loop and by verl, in the environment of `make verl`: ten minutes
+verl-study: venv  ## the same two arms by our own loop and by verl, in the environment of `make verl`
 	$(VENV)-verl/bin/python tests/verl/two_trainers.py --out docs/results $(ARGS)
 
 trl: venv  ## the tests of tailrl.trl with several versions of TRL: ten minutes
