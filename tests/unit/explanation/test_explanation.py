@@ -314,3 +314,25 @@ def test_weights_that_never_arrive_are_told_by_the_steps(folder: Path, prompts: 
 def test_each_hypothesis_has_its_words_and_its_place() -> None:
     for hypothesis in catalogue():
         assert (hypothesis.entry.look and "{value}" in hypothesis.entry.words) or len(hypothesis.entry.values) == 1
+
+
+def test_a_log_of_another_model_gets_no_cause(folder: Path, prompts: list[list[int]], tmp_path: Path) -> None:
+    """The log-probs of the most probable tokens come near to any model's: they take half of a large difference away."""
+    model = load(folder)
+    responses, sampler = sampled(model, prompts, TOKENS)
+    rows = rows_of(prompts, responses, sampler, rescored(model, prompts, responses))
+    torch.manual_seed(5)
+    for weight in model.parameters():
+        weight.data += 0.5 * weight.data.std() * torch.randn_like(weight)
+    AutoTokenizer.from_pretrained(folder, trust_remote_code=False).save_pretrained(tmp_path)
+    model.save_pretrained(tmp_path)
+    found = explain(rows, tmp_path, tokens=200)
+    assert found.code == 2 and not found.own("sampler") and not found.own("trainer")
+    assert verdict(found)[0].startswith("Neither column is this model's")
+
+
+def test_one_response_many_times_is_one(folder: Path, prompts: list[list[int]]) -> None:
+    model = load(folder)
+    responses, sampler = sampled(model, prompts[:1], TOKENS)
+    rows = rows_of(prompts[:1], responses, sampler, rescored(model, prompts[:1], responses))
+    assert explain(rows * 30, folder, tokens=200).responses == 1

@@ -33,6 +33,7 @@ from tailrl.explanation.search import (
     World,
     followed_format,
     nearest_rounding,
+    of_kind,
     ordered,
     refitted,
     search,
@@ -53,6 +54,8 @@ BAD, GOOD = 4.0, 2.0  # times bfloat16's rounding: a response is far from the mo
 # Limits of a side without a fault, in shares of the rounding that bfloat16 makes.
 EXACT = 0.01  # below it the side has the model's own bits
 SMALL = 0.1  # below it no fault is searched for
+MOST_LEFT = 0.5  # share of the difference that a named cause may leave
+MOST_LEFT_WRITTEN = 0.1  # and that a way to write numbers down may leave
 WITHIN_ROUNDING = 1.5  # above it the side is not clean; below it, two programs may round so differently
 NEARLY = 0.8  # share of that limit, above which more tokens are computed
 LEAST_ROUNDING = 5e-4  # nats; a log's decimals and the order of sums make as much
@@ -93,12 +96,17 @@ class Side:
 
     @property
     def is_explained(self) -> bool:
-        """Whether no more than rounding is left, or a named cause explains most."""
+        """Whether no more than rounding is left, or a named cause explains most.
+
+        A way to write numbers down, such as the most probable token's, leaves nothing but another cause's rest. And it
+        takes half of a large difference away by chance: of another model's numbers, say.
+        """
+        most_left = MOST_LEFT_WRITTEN if of_kind(self.world, "record") else MOST_LEFT
         return (
             self.is_placed
             or self.follows
             or self.after <= self.limit
-            or (bool(self.world) and self.after <= 0.5 * self.before)
+            or (bool(self.world) and self.after <= most_left * self.before)
         )
 
     @property
@@ -447,6 +455,7 @@ def _of_sample(bench: _Bench, sample: Laboratory, findings: Sequence[Finding]) -
         if not sides[side].is_explained and any(probabilities(bench.scorer.model)) and (noise := left_on(side, sample)):
             found.append(noise)
             sides[side] = replace(sides[side], world=AS_IT_IS, is_placed=True)
+    sides = _without_chance(sides)
     return Explanation(
         model="",
         title="",
@@ -461,6 +470,25 @@ def _of_sample(bench: _Bench, sample: Laboratory, findings: Sequence[Finding]) -
         rows=0,
         notes=(),
     )
+
+
+def _without_chance(sides: dict[str, Side]) -> dict[str, Side]:
+    """The sides, without changes that both have and that reproduce neither.
+
+    Both columns are then another model's. A temperature or the most probable tokens may take most of a large difference
+    away, and none of them is what happened.
+    """
+    first, second = ({choice.hypothesis.name for choice in side.world} for side in sides.values())
+    if not first & second or any(side.after <= side.limit for side in sides.values()):
+        return sides
+    return {
+        name: replace(side, world=AS_IT_IS, after=side.before, follows=False, others=_with_world(side))
+        for name, side in sides.items()
+    }
+
+
+def _with_world(side: Side) -> tuple[tuple[str, float], ...]:
+    return ((_words(side.world), side.after), *side.others)[:5]
 
 
 def _expanded(tested: Iterable[Hypothesis], sample: Laboratory, frequent: Sequence[int]) -> Iterator[Hypothesis]:

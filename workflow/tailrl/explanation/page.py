@@ -8,6 +8,7 @@ from tailrl.diagnosis.log import SIDES
 from tailrl.explanation.catalogue import Choice
 from tailrl.explanation.explanation import Explanation, Side
 from tailrl.explanation.layers import Stage
+from tailrl.explanation.places import FEWEST_RESPONSES
 from tailrl.explanation.search import World
 from tailrl.page_parts.number_text import count
 
@@ -108,6 +109,8 @@ def verdict(explanation: Explanation) -> list[str]:
             f"None of {explanation.tried} hypotheses reproduces the {name}'s numbers: {side.before:.3g} nats from the "
             f"model, at best {left:.3g} with {words}, where rounding makes {side.rounding:.2g}."
         )
+    if found and explanation.responses < FEWEST_RESPONSES:
+        found.append(f"Only {count(explanation.responses, 'different response')}: chance may look so. Give more.")
     if explanation.layers:
         found.append(_parting(explanation.layers))
     if not found:

@@ -10,6 +10,7 @@ from tailrl.explanation.sequences import Scored
 
 MOST_TOKENS = 16  # a place is at most so many tokens at one end of a response
 FAR = 5.0  # times what rounding explains: the mean difference there must be larger
+FEWEST_RESPONSES = 8  # of clean samples of fewer responses, up to one in twelve seems to have such a place
 LARGEST_SHARE = 0.5  # of all tokens; a larger place is the whole log
 
 
@@ -22,6 +23,8 @@ def at_an_end(side: str, chosen: Sequence[Scored], far_T: FloatArray, limit: flo
         far_T: nats, each scored token's difference from the model.
         limit: nats, the mean difference that rounding explains.
     """
+    if len(chosen) < FEWEST_RESPONSES:
+        return None
     length_S = np.array([len(one.response.sampler_T) for one in chosen])
     count_S = [len(one.position_T) for one in chosen]
     position_T = np.concatenate([one.position_T for one in chosen])
