@@ -112,7 +112,7 @@ def scored(far: list[np.ndarray], lengths: list[int]) -> list[Scored]:
 
 
 def test_the_last_tokens_of_the_longest_responses_are_found() -> None:
-    lengths = [20, 20, 20, 11, 13, 20, 20, 20]
+    lengths = [20, 20, 20, 11, 13, 20]
     far = [np.full(length, 0.01) for length in lengths]
     for far_T, length in zip(far, lengths, strict=True):
         far_T[-3:] = 4.0 if length == 20 else 0.01
@@ -125,7 +125,7 @@ def test_the_last_tokens_of_the_longest_responses_are_found() -> None:
 
 
 def test_few_responses_have_no_place() -> None:
-    """One of twelve clean samples of a single response has a far last token by chance."""
-    far = [np.r_[np.full(17, 0.01), np.full(3, 4.0)]] * 8
-    assert at_an_end("sampler", scored(far, [20] * 8), np.concatenate(far), 0.03) is not None
-    assert at_an_end("sampler", scored(far[:7], [20] * 7), np.concatenate(far[:7]), 0.03) is None
+    """One of eleven clean samples of a single response has a far last token by chance."""
+    far = [np.r_[np.full(17, 0.01), np.full(3, 4.0)]] * 6
+    assert at_an_end("sampler", scored(far, [20] * 6), np.concatenate(far), 0.03) is not None
+    assert at_an_end("sampler", scored(far[:5], [20] * 5), np.concatenate(far[:5]), 0.03) is None

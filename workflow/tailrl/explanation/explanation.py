@@ -19,7 +19,7 @@ from tailrl.explanation.catalogue import Choice, Hypothesis, catalogue, imported
 from tailrl.explanation.columns import Finding, inspect
 from tailrl.explanation.layers import Engine, Stage, vllm_outputs
 from tailrl.explanation.layers import compare as compare_layers
-from tailrl.explanation.places import at_an_end
+from tailrl.explanation.places import FEWEST_RESPONSES, at_an_end
 from tailrl.explanation.prompts import match, read_prompts, with_other_prompts
 from tailrl.explanation.scorer import Scorer
 from tailrl.explanation.search import (
@@ -46,7 +46,6 @@ TOKENS = 1000  # computed at most, unless the caller says otherwise
 FIRST_TOKENS = 250  # in the first sample; each later sample has twice as many
 SEARCHED_TOKENS = 500  # the search tries all hypotheses on so many tokens of a sample
 SCREENED_TOKENS = 90  # hypotheses that need a forward must be hopeful on so many tokens first
-FEWEST_RESPONSES = 6  # in a sample: standard errors are taken over responses
 BIASED_TOKENS = 8  # a bias is tried on so many probable tokens, and on so many frequent ones
 SAME = 0.02  # relative difference up to which the numbers of two samples agree
 BAD, GOOD = 4.0, 2.0  # times bfloat16's rounding: a response is far from the model above BAD, near it below GOOD

@@ -10,7 +10,7 @@ from tailrl.explanation.sequences import Scored
 
 MOST_TOKENS = 16  # a place is at most so many tokens at one end of a response
 FAR = 5.0  # times what rounding explains: the mean difference there must be larger
-FEWEST_RESPONSES = 8  # of clean samples of fewer responses, up to one in twelve seems to have such a place
+FEWEST_RESPONSES = 6  # one clean sample of a single response in eleven has such a place, of six one in 400
 LARGEST_SHARE = 0.5  # of all tokens; a larger place is the whole log
 
 
