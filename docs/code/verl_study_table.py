@@ -3,13 +3,14 @@
 `make pages` writes it into the page.
 """
 
-import csv
 from collections.abc import Iterator
 from pathlib import Path
 
 from blocks import filled
 from docsite.markdown import table
-from tailrl.stats.tests import paired_difference
+from tailrl.artifacts.tables import read_csv
+from tailrl.page_parts.number_text import points
+from tailrl.stats.tests import Difference, paired_difference
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/how-to/verl-study.md"
@@ -23,9 +24,8 @@ Row = dict[str, str]
 def rows(file: Path) -> dict[str, list[Row]]:
     """The rows of a file by arm."""
     arms: dict[str, list[Row]] = {}
-    with file.open(encoding="utf-8", newline="") as lines:
-        for row in csv.DictReader(lines):
-            arms.setdefault(row["arm"], []).append(row)
+    for row in read_csv(file, ("arm",)):
+        arms.setdefault(row["arm"], []).append(row)
     return arms
 
 
@@ -50,15 +50,12 @@ def comparison() -> str:
                     f"{sum(rewards) / len(rewards):.2f}",
                     f"{max(k3):.1e}",
                     f"{100 * sum(score) / len(score):.1f} %",
-                    _points(gained.mean, gained.low, gained.high),
+                    _points(gained),
                 ]
 
     head = ["arm", "trainer", "mean reward", "largest k3, nats", "held-out score", "gain over the untrained policy"]
     apart = [paired_difference(column(found, "score_verl"), column(found, "score")) for found in scores.values()]
-    differences = "; ".join(
-        f"`{arm}` {_points(difference.mean, difference.low, difference.high)}"
-        for arm, difference in zip(scores, apart, strict=True)
-    )
+    differences = "; ".join(f"`{arm}` {_points(difference)}" for arm, difference in zip(scores, apart, strict=True))
     every = [row for found in steps.values() for row in found]
     norms = list(zip(column(every, "gradient_norm_repeated"), column(every, "gradient_norm_verl"), strict=True))
     largest = max(abs(ours - verls) for ours, verls in norms) / max(verls for _, verls in norms)
@@ -66,16 +63,17 @@ def comparison() -> str:
         f"{table(head, lines())}\n"
         f"Score of verl's policy minus ours, by held-out problem, with its 95 % interval: {differences}.\n\n"
         f"Our own update, given verl's samples, makes verl's policy. In {len(every) // len(steps)} steps the two "
-        f"trainers' log-probs of a token differ by at most {max(column(every, 'largest_difference')):.1e} nats, their "
-        f"gradient norms by at most {largest:.1e} of the largest norm, and "
-        f"{sum(int(row['outside_of_one_set']) for row in every)} tokens lie outside one safe set alone. "
+        f"trainers' log-probs of a token differ by at most {max(column(every, 'largest_difference')):.1e} nats. Their "
+        f"gradient norms differ by at most {largest:.1e} of the largest one. "
+        f"{sum(int(row['outside_of_one_set']) for row in every)} tokens are in one trainer's safe set and not in "
+        "the other's. "
         "So the runs differ by their samples: verl takes the problems in another order, and draws with other random "
         "numbers. All [steps](../results/verl_study.csv) and [scores](../results/verl_study_scores.csv)."
     )
 
 
-def _points(mean: float, low: float, high: float) -> str:
-    return f"{100 * mean:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}] points".replace("-", "−")
+def _points(difference: Difference) -> str:
+    return f"{points(difference)} points".replace("-", "−")
 
 
 def page() -> str:

@@ -8,13 +8,12 @@ step, and `verl_study_scores.csv`, a row an arm and held-out problem. Two CPU co
 """
 
 import argparse
-import csv
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,10 @@ import numpy as np
 import torch
 from test_loop import ON_TWO_CORES, lines_of
 
-from tailrl.artifacts.evaluation import read_evaluation
+from tailrl.artifacts.evaluation import Score, read_evaluation_file
 from tailrl.artifacts.metrics import read_metrics
 from tailrl.artifacts.records import RunRecord, read_record
+from tailrl.artifacts.tables import write_csv
 from tailrl.config.jobs import Run
 from tailrl.config.vocabulary import log_rho
 from tailrl.model.policy import load_policy
@@ -195,10 +195,10 @@ def step_rows(results: Path) -> list[dict[str, object]]:
 
 def score_rows(results: Path) -> list[dict[str, object]]:
     """Each arm's held-out problems: the share of right samples of both trainers' policies, and of the untrained one."""
-    (untrained,) = (score.by_problem for score in read_evaluation(results / "eval/base.json").scores)
+    (untrained,) = (score.by_problem for score in _scores(results, "base"))
     rows: list[dict[str, object]] = []
     for arm in ARMS:
-        (own,), (verls,) = (read_evaluation(results / f"eval/{name}.json").scores for name in (arm, f"{arm}_verl"))
+        (own,), (verls,) = _scores(results, arm), _scores(results, f"{arm}_verl")
         columns = zip(untrained, own.by_problem, verls.by_problem, strict=True)
         rows += [
             {"arm": arm, "problem": number, "untrained": base, "score": ours, "score_verl": theirs}
@@ -207,11 +207,8 @@ def score_rows(results: Path) -> list[dict[str, object]]:
     return rows
 
 
-def write(rows: Sequence[Mapping[str, object]], file: Path) -> None:
-    with file.open("w", encoding="utf-8", newline="") as opened:
-        writer = csv.DictWriter(opened, rows[0].keys(), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+def _scores(results: Path, arm: str) -> tuple[Score, ...]:
+    return read_evaluation_file(results / f"eval/{arm}.json").arrays().scores
 
 
 def main() -> None:
@@ -224,8 +221,8 @@ def main() -> None:
         folder = (options.folder or Path(temporary)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
         results = run_study(folder, options.steps)
-        write(step_rows(results), options.out / "verl_study.csv")
-        write(score_rows(results), options.out / "verl_study_scores.csv")
+        write_csv(options.out / "verl_study.csv", step_rows(results))
+        write_csv(options.out / "verl_study_scores.csv", score_rows(results))
 
 
 if __name__ == "__main__":
