@@ -481,13 +481,15 @@ def _without_chance(sides: dict[str, Side]) -> dict[str, Side]:
     if not first & second or any(side.after <= side.limit for side in sides.values()):
         return sides
     return {
-        name: replace(side, world=AS_IT_IS, after=side.before, follows=False, others=_with_world(side))
+        name: replace(
+            side,
+            world=AS_IT_IS,
+            after=side.before,
+            follows=False,
+            others=((_words(side.world), side.after), *side.others)[:5],
+        )
         for name, side in sides.items()
     }
-
-
-def _with_world(side: Side) -> tuple[tuple[str, float], ...]:
-    return ((_words(side.world), side.after), *side.others)[:5]
 
 
 def _expanded(tested: Iterable[Hypothesis], sample: Laboratory, frequent: Sequence[int]) -> Iterator[Hypothesis]:
@@ -534,9 +536,18 @@ def _is_given(hypothesis: Hypothesis, scorer: Scorer) -> bool:
 
 
 def _until(order: Sequence[Response], by_number: dict[int, Response], tokens: int) -> list[Scored]:
-    """The first responses of an order with so many tokens, and no fewer responses than are needed for an error."""
+    """The first responses of an order with so many tokens, and no fewer responses than are needed for an error.
+
+    The same tokens with the same numbers count once: again they tell nothing new, and would make the error smaller.
+    """
     found: list[Scored] = []
+    seen: set[tuple[bytes, ...]] = set()
     for response in order:
+        columns = (response.whole_T, response.sampler_T, response.trainer_T)
+        content = tuple(np.asarray(column).tobytes() for column in columns)
+        if content in seen:
+            continue
+        seen.add(content)
         one = scored(response, by_number) if np.isfinite(response.sampler_T + response.trainer_T).any() else None
         if one is not None:
             found.append(one)

@@ -150,9 +150,7 @@ def _chosen_positions(response: Response, finite_T: np.ndarray) -> IntArray:
 
 def choose(responses: Sequence[Response], count: int) -> list[Response]:
     """An order of responses by what they may tell, at most `count`: typical and worst, from each quarter of the log."""
-    short = [one for one in responses if one.whole_T is not None and len(one.whole_T) <= LONGEST]
-    # The same tokens with the same numbers tell nothing new, and would count as another response in standard errors.
-    usable = list({_content(one): one for one in reversed(short)}.values())[::-1]
+    usable = [one for one in responses if one.whole_T is not None and len(one.whole_T) <= LONGEST]
     quarters = [part.tolist() for part in np.array_split(np.arange(len(usable)), min(4, max(1, len(usable))))]
     badness = np.array([one.badness for one in usable])
     typical, worst = [], []
@@ -172,11 +170,6 @@ def choose(responses: Sequence[Response], count: int) -> list[Response]:
         if len(chosen) >= count:
             break
     return [usable[i] for i in list(chosen)[:count]]
-
-
-def _content(response: Response) -> tuple[bytes, ...]:
-    columns = (response.whole_T, response.sampler_T, response.trainer_T)
-    return tuple(np.asarray(column).tobytes() for column in columns)
 
 
 def with_prompts(read_log: Read, tokenizer: Any) -> tuple[list[Response], list[str]]:
