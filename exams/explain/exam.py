@@ -579,7 +579,7 @@ def _log(case: Case, work: Path) -> Path:
 
 
 def _answer(case: Case, work: Path) -> Path:
-    """The answer of the code as it is: a folder for each commit, marked where files were changed since."""
+    """The file of the answer of this code: each commit has a folder, and code with changed files one of its own."""
     code = provenance()
     folder = str(code["commit"])[:8] + ("-changed" if code["dirty"] else "")
     return work / "answers" / folder / f"{case.name}.json"

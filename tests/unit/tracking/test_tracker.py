@@ -97,7 +97,7 @@ def test_every_step_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_a_step_says_how_long_the_others_will_take(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """By the mean of the last 20: 60 steps are left, of 6 s by the first 20; then 58, of (18 · 6 + 2 · 66) / 20 s."""
+    """After 20 steps of 6 s, 60 steps are left. After two of 66 s, 58 are: the last 20 took 12 s on average."""
     run = RUN.model_copy(update={"training": RUN.training.model_copy(update={"steps": 80})})
     with Tracker(run, 0, tmp_path, tmp_path) as tracker:
         for step in range(80):

@@ -10,7 +10,7 @@ from tailrl.config.sampler import SamplerSettings
 
 AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
 FP8_CACHE = ("an fp8 cache needs AVX-512 or AMX", (AVX512, {"amx_tile"}))
-# What a format needs in words, and as flags of a CPU, of which it needs all of one set.
+# What a format needs, in words, and as sets of CPU flags. It needs all flags of one of the sets.
 INSTRUCTIONS: dict[str | None, tuple[str, tuple[set[str], ...]]] = {
     "fp8_e4m3": FP8_CACHE,
     "fp8_e5m2": FP8_CACHE,

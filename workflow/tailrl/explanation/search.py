@@ -123,8 +123,11 @@ class Laboratory:
         return self._predicted[world]
 
     def _stored(self, values_T: FloatArray) -> FloatArray:
-        """A copy, in a block of many. Thousands of small arrays would each lie where a freed large one lay: then the
-        next large one does not fit there, and memory grows with each world."""
+        """A copy, in a block of many predictions.
+
+        A small array of its own would take a part of the place that a large array has just left. The next large array
+        would need a new place, and memory would grow with each world.
+        """
         if self._free == len(self._block):
             self._block, self._free = np.empty((BLOCK, len(values_T))), 0
         stored_T: FloatArray = self._block[self._free]

@@ -49,8 +49,8 @@ def _check(folder: Path, ranks: int, held: Callable[[Shape, Machine, int], float
     Args:
         folder: the policy's.
         ranks: devices that share the job.
-        held: bytes that a job on so many devices has on each all the time.
-        what: what that is, in words.
+        held: the bytes that each device has in use during the whole job, from shape, machine and number of devices.
+        what: these bytes in words, as "weights and gradients".
         sharing: devices that share an engine.
     """
     shape = known_shape(PretrainedPolicy(source="pretrained", path=str(folder)))

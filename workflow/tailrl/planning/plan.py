@@ -350,5 +350,5 @@ def evaluation_request(study: Study, policies: int, ranks: int) -> Asked:
 
 
 def comparison_request(study: Study) -> Asked:
-    """Of the job that compares an engine's distributions with the trainer's."""
+    """What the job asks for that compares an engine's distributions with the trainer's."""
     return request(study, lambda shape: (4 * shape.parameters + PROCESS_BYTES + COMPARED_BYTES, 2 * HOUR))

@@ -56,8 +56,8 @@ def _read() -> dict[str, Metric]:
 
 
 CATALOGUE = _read()  # every metric by its key
-# Logged besides: where the trainer verifies the engine's tokens, where the sampler says which experts it chose
-# (`sampler.routes`), and where a study has a curriculum.
+# These are logged only if the trainer verifies the engine's tokens, if the sampler says which experts it chose
+# (`sampler.routes`), or if the study has a curriculum.
 VERIFICATION = {key: metric for key, metric in CATALOGUE.items() if key.startswith("verification/")}
 ROUTING = {key: metric for key, metric in CATALOGUE.items() if key.startswith("routing/")}
 CURRICULUM = {key: metric for key, metric in CATALOGUE.items() if key.startswith("curriculum/")}

@@ -165,7 +165,7 @@ def constrained(logits_SV: Tensor, rule: str, threshold: float) -> Tensor:
 def return_gradient(model: SequenceModel, safe_SV: Tensor | None = None) -> Tensor:
     """∇ of the mean over prompts of Σ_y π^mp(y) R(y), with respect to the table of logits: float64 [S, V].
 
-    For the full vocabulary it is ∇J; for a given safe set ∇J_mp, the gradient of the pruned objective.
+    With a safe set it is ∇J_mp, the gradient of the pruned objective. Without one, over the full vocabulary, it is ∇J.
     """
     logits_SV = model.logits_SV.clone().requires_grad_()
     kept_SV = logits_SV if safe_SV is None else logits_SV.masked_fill(~safe_SV, -torch.inf)
