@@ -107,6 +107,13 @@ def rollout() -> str:
     return table(("policy", "engine", "tokens a second", "exact over it"), map(line, rows("rollout.csv")))
 
 
+def two_commits() -> str:
+    """Ratios of ours at an older commit beside today's: to TRL, of the exact engine to others."""
+    found = [row for row in rows("two_commits.csv") if "ours" in row["case"] or row["benchmark"] == "rollout"]
+    lines = ([row["benchmark"], row["case"], ratio(row, "before"), ratio(row, "now")] for row in found)
+    return table(("benchmark", "case", "before", "now"), lines)
+
+
 def profile() -> str:
     """Seconds of the exact engine by part and policy."""
     found = rows("rollout_profile.csv")
@@ -192,7 +199,7 @@ def soak() -> dict[str, str]:
 
 
 MADE: tuple[Callable[[], object], ...] = (
-    *(logprobs, memory, update, step, rollout, profile, plan, soak),
+    *(logprobs, memory, update, step, rollout, two_commits, profile, plan, soak),
     *(gpu_checks, gpu_logprobs, gpu_small),
 )
 

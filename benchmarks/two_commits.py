@@ -1,0 +1,84 @@
+"""Benchmarks of two checkouts in turn, each script first before and then now, and their ratios in one file.
+
+    git worktree add ../before 1fe94891
+    make -C ../before bench-quick && make bench-quick      # both environments, with the peers
+    python benchmarks/two_commits.py ../before . --folder results/two_commits --out docs/results/two_commits.csv
+
+Wants an idle machine for most of an hour. A ratio is one within a run (to TRL, of the exact engine to another), so a
+machine that slows down moves both sides of it. Files that lie in `--folder` are not measured again.
+"""
+
+import argparse
+import csv
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+BENCHMARKS = {
+    "update": ("case", "ratio_to_trl", {"OMP_NUM_THREADS": "1"}),
+    "step": ("case", "ratio_to_trl", {"OMP_NUM_THREADS": "1"}),
+    "rollout": ("policy,engine", "exact_over_this", {}),
+}
+"""Scripts of this folder: the columns that name a case, the one of its ratio, and the variables that it runs with."""
+
+RENAMED = {"default study": "4 layers of 128"}
+"""A policy that an older commit calls by another name."""
+
+SIDES = ("before", "now")
+
+
+def measure(checkout: Path, script: str, out: Path) -> None:
+    """Run a script of a checkout in that checkout's environment; raises CalledProcessError where it fails."""
+    environment = {**os.environ, **BENCHMARKS[script][2], "PYTHONPATH": "workflow/scripts"}
+    command = [".venv/bin/python", f"benchmarks/{script}.py", "--out", str(out.resolve())]
+    subprocess.run(command, cwd=checkout, env=environment, check=True)
+
+
+def rows(folder: Path, script: str, side: str) -> dict[tuple[str, ...], dict[str, str]]:
+    """The lines that a script wrote, by the columns that name a case."""
+    names = BENCHMARKS[script][0].split(",")
+    with (folder / side / f"{script}.csv").open(newline="", encoding="utf-8") as lines:
+        return {tuple(RENAMED.get(line[name], line[name]) for name in names): line for line in csv.DictReader(lines)}
+
+
+def compared(folder: Path, commits: dict[str, str]) -> Iterator[dict[str, str]]:
+    """A line a case that both sides have: the median ratio of each and its range over the rounds."""
+    for script, (_, ratio, _) in BENCHMARKS.items():
+        before, now = (rows(folder, script, side) for side in SIDES)
+        for case in before.keys() & now.keys():
+            line = {"benchmark": script, "case": ", ".join(case)}
+            for side, found in (("before", before[case]), ("now", now[case])):
+                line |= {f"{side}{end}": found[f"{ratio}{end}"] for end in ("", "_min", "_max")}
+            yield line | {f"commit_{side}": commits[side] for side in SIDES}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("before", type=Path, help="a checkout with its environment")
+    parser.add_argument("now", type=Path, help="another one")
+    parser.add_argument("--folder", type=Path, required=True, help="of what each script wrote")
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    checkouts = {"before": options.before, "now": options.now}
+    commits = {
+        side: subprocess.run(
+            ["git", "rev-parse", "--short=8", "HEAD"], cwd=checkout, capture_output=True, text=True, check=True
+        ).stdout.strip()
+        for side, checkout in checkouts.items()
+    }
+    for script in BENCHMARKS:
+        for side, checkout in checkouts.items():
+            out = options.folder / side / f"{script}.csv"
+            out.parent.mkdir(parents=True, exist_ok=True)
+            if not out.exists():
+                measure(checkout, script, out)
+    lines = sorted(compared(options.folder, commits), key=lambda line: (line["benchmark"], line["case"]))
+    with options.out.open("w", newline="", encoding="utf-8") as opened:
+        writer = csv.DictWriter(opened, lines[0])
+        writer.writeheader()
+        writer.writerows(lines)
+
+
+if __name__ == "__main__":
+    main()
