@@ -92,11 +92,14 @@ def bare(options: argparse.Namespace, folder: Path) -> Row:
     """vLLM's own `generate` of a step's requests, without our processor and records."""
     from vllm import LLM, SamplingParams  # type: ignore[import-not-found,unused-ignore]
 
+    # On a CPU the share counts as this machine's memory, most of which other programs may have.
+    share = 0.9 if torch.cuda.is_available() else 0.1
     engine = LLM(
         str(folder / "policy"),
         trust_remote_code=False,
         dtype="bfloat16",
         max_model_len=PROMPT + options.response + 8,
+        gpu_memory_utilization=share,
         seed=0,
     )
     sampling = SamplingParams(n=options.group, temperature=1.0, max_tokens=options.response)
@@ -119,7 +122,7 @@ def trl(options: argparse.Namespace, folder: Path) -> Row:
     from transformers import TrainerCallback
     from trl import RLOOConfig, RLOOTrainer
 
-    from tailrl.model.policy import load_policy, load_tokenizer
+    from tailrl.model.policy import load_tokenizer
 
     gpu, responses = torch.cuda.is_available(), options.prompts * options.group
     settings = RLOOConfig(
@@ -140,6 +143,8 @@ def trl(options: argparse.Namespace, folder: Path) -> Row:
         vllm_mode="colocate",
         dataloader_pin_memory=False,
         disable_tqdm=True,
+        # By its folder: a model that is loaded for our trainer has attention over packed rows, which TRL's has not.
+        model_init_kwargs={"dtype": "float32"},
         seed=0,
     )
     ends: list[float] = []
@@ -157,7 +162,7 @@ def trl(options: argparse.Namespace, folder: Path) -> Row:
 
     texts = [f"{number} ".ljust(PROMPT, "x") for number in range(options.prompts * options.steps)]
     trainer = RLOOTrainer(
-        model=load_policy(folder / "policy"),
+        model=str(folder / "policy"),
         reward_funcs=reward,
         args=settings,
         train_dataset=Dataset.from_dict({"prompt": texts}),
