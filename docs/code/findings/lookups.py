@@ -144,6 +144,14 @@ def planned_test(target: str, family: str, arm: str, minus: str = "") -> Number:
     return cell(f"{target}/comparisons", "difference", "points", **where)
 
 
+def equivalence(target: str, family: str, arm: str, minus: str) -> tuple[Number, str, str]:
+    """The difference of a planned test with its 90 % interval, the margin, as ±2, and whether the two are level."""
+    where = {"family": family, "arm": arm, "minus": minus}
+    found = cell(f"{target}/equivalence", "difference", "points", **where)
+    (row,) = (row for row in _rows(target, "equivalence") if where.items() <= row.items())
+    return found, f"±{100 * float(row['margin']):g}", row["verdict"]
+
+
 def parts(target: str) -> list[str]:
     """The parts that a page over the parts of a study has, where its intervals are over the seeds of each."""
     measured = {row["part"] for row in _published(target, "measures")}
@@ -332,6 +340,7 @@ LOOKUPS: tuple[Callable[..., object], ...] = (
         course,
         compared,
         planned_test,
+        equivalence,
         parts,
         planned,
         finished,

@@ -11,10 +11,12 @@ import numpy as np
 from tailrl.artifacts.claims import Verdict
 from tailrl.claims.catalogue import Claim, Statement, words_of
 from tailrl.claims.finding import (
+    ALIKE,
     ASIDE,
     CHANGES,
     CONTRADICTED,
     DEFINITION,
+    DIFFERS,
     MEASURED,
     MIXED,
     NOT_SEEN,
@@ -27,7 +29,7 @@ from tailrl.claims.finding import (
 from tailrl.config import words
 from tailrl.config.jobs import Run
 from tailrl.page_parts.number_text import scientific
-from tailrl.stats.intervals import ONE_SIDED_LEVEL
+from tailrl.stats.intervals import LEVEL, ONE_SIDED_LEVEL, Interval
 from tailrl.stats.tests import holm
 
 TESTED = {
@@ -146,6 +148,19 @@ def decide_changes(groups: Sequence[Changes]) -> list[Verdict]:
         seen = [*([verdict.seen for verdict in shown] or [group.none]), group.beside]
         chosen.append(replace(largest, seen="; ".join(filter(None, seen))))
     return chosen
+
+
+def equivalence(difference: Interval, margin: float, p_holm: float) -> str:
+    """Whether two arms score level within a margin that was written before: ALIKE, DIFFERS or UNDECIDED.
+
+    Args:
+        difference: with its 90 % interval. ALIKE asks that it lies within the margin: two one-sided tests at 5 % each.
+        margin: above 0, in the difference's unit.
+        p_holm: of the difference from 0. DIFFERS asks for less than 5 %, and for a difference beyond the margin.
+    """
+    if -margin <= difference.low and difference.high <= margin:
+        return ALIKE
+    return DIFFERS if p_holm < LEVEL and abs(difference.mean) > margin else UNDECIDED
 
 
 def outcome_without_lines(statement: Statement) -> str:
