@@ -77,7 +77,6 @@ class Statement(Settings):
         part: its heading.
         text: the statement or the question.
         by: ids of the claims that decide it; `*` stands for any part of an id.
-        figures: the figures of a study that show it, the best one first.
         held_by: the test that verifies a definition.
         beyond: why no run at this scale can decide it.
     """
@@ -86,7 +85,6 @@ class Statement(Settings):
     id: str
     text: str
     by: tuple[str, ...] = ()
-    figures: tuple[str, ...] = ()
     held_by: str = ""
     beyond: str = ""
 
