@@ -103,13 +103,9 @@ def decide(lines: Sequence[Line]) -> list[Verdict]:
     for places in families.values():
         for side in (0, 1):
             adjusted_L[places, side] = holm([tests[place][side] for place in places])
-    found: dict[tuple[str, Scope], str] = {}
     verdicts = []
     for (claim, scope, finding), p, p_holm in zip(lines, tests, adjusted_L.tolist(), strict=True):
         verdict = _outcome(claim, finding, *p_holm)
-        if verdict == REPRODUCED and claim.requires and found.get((claim.requires, scope)) != REPRODUCED:
-            verdict = UNDECIDED
-        found[claim.id, scope] = verdict
         words = words_of(claim.id)
         if not words:
             raise ValueError(f"no claim has the id {claim.id!r}")
@@ -200,9 +196,6 @@ def _outcome(claim: Claim, finding: Finding, p_for: float, p_against: float) -> 
             holds, fails = finding.holds is True, finding.holds is False
         case "above":
             holds, fails = finding.low > claim.limit, finding.high < claim.limit
-        case "within":
-            low, high = claim.within
-            holds, fails = low <= finding.low and finding.high <= high, finding.high < low or finding.low > high
         case _:
             holds = p_for <= ONE_SIDED_LEVEL and finding.holds is not False
             fails = p_against <= ONE_SIDED_LEVEL
