@@ -1,7 +1,4 @@
-"""The figures of docs/performance.md, from the published files of the benchmarks and of the default study.
-
-`make pages` draws them.
-"""
+"""The figures of docs/performance.md, from the published files of the benchmarks and of the default study."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -131,7 +128,3 @@ def draw(folder: Path) -> None:
             figure = Figure(figsize=(WIDTH, height), layout="constrained")
             drawing(figure)
             save_svg(figure, folder / f"performance-{name}.svg")
-
-
-if __name__ == "__main__":
-    draw(FIGURES)
