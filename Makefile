@@ -158,7 +158,7 @@ publish: venv  ## copy a study that has run into docs/results, and make anew wha
 
 # What a page of findings says comes from docs/results; tests compare.
 pages: venv  ## write what is made of the docs: findings, figures, performance, lists and tables
-	$(IN_VENV) export PYTHONPATH=docs/code && python -m findings.pages && python -m published_figures && python -m performance && python -m performance_figures && python -m sizes && python -m model_families_table && python -m verl_study_table && python -m which_remedy && python -m my_k3 && \
+	$(IN_VENV) export PYTHONPATH=docs/code && python -m findings.pages && python -m pages && \
 		PYTHONPATH=docs/code:tests/fixtures python tests/chaos/chaos_tables.py
 
 rulegraph: venv  ## the rules as a picture, docs/assets/rulegraph.svg; needs dot, of Graphviz

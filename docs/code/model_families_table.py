@@ -3,11 +3,7 @@
 import csv
 from pathlib import Path
 
-from blocks import filled
-
-ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs/how-to/your-data.md"
-MEASURED = ROOT / "docs/results/families.csv"
+MEASURED = Path(__file__).parents[1] / "results/families.csv"
 
 
 def families() -> str:
@@ -26,12 +22,3 @@ def families() -> str:
 
 def _names(rows: list[dict[str, str]]) -> str:
     return ", ".join(f"`{row['family']}`" for row in rows)
-
-
-def page() -> str:
-    """The page with its list as it was measured; without one before the first measurement."""
-    return filled(PAGE, {"families.csv": families() if MEASURED.is_file() else "`make families` was not run yet."})
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")

@@ -1,7 +1,4 @@
-"""docs/performance.md, from its template beside this file and the published files of the benchmarks.
-
-`make pages` writes the page.
-"""
+"""docs/performance.md, from its template beside this file and the published files of the benchmarks."""
 
 import csv
 import statistics
@@ -220,7 +217,3 @@ def page() -> str:
         "least": (products + sampling) / value("step.csv", "cpu_seconds", case="TRL"),
     }
     return environment.from_string(template).render(value=value, **texts, **tables)
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")

@@ -1,9 +1,6 @@
-"""The figures of docs/performance.md, from the published files of the benchmarks and of the default study.
+"""The figures of docs/performance.md, from the published files of the benchmarks and of the default study."""
 
-`make pages` draws them.
-"""
-
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -11,7 +8,7 @@ from matplotlib.figure import Figure
 
 from performance import DOCS, rows, value
 from tailrl.page_parts.drawing import ARM_COLOURS
-from tailrl.reports.axes import BLACK, BLUE, GREY, ORANGE, RED, save_svg, set_percent_axis, style
+from tailrl.reports.axes import BLACK, BLUE, GREY, ORANGE, RED, save_svg, style
 
 FIGURES = DOCS / "figures"
 WIDTH = 4.7
@@ -48,64 +45,20 @@ def draw_logprobs(figure: Figure) -> None:
         ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, fontsize=9)
 
 
-def draw_step(figure: Figure) -> None:
-    """CPU seconds of a step, split into rollouts and the rest."""
-    found = {row["case"]: row for row in rows("step.csv")}
-    sampled = [float(row["rollout_cpu_seconds"]) for row in found.values()]
-    rest = [float(row["cpu_seconds"]) - own for row, own in zip(found.values(), sampled, strict=True)]
-    ax = figure.subplots()
-    _stack(ax, list(found), {"rollouts": sampled, "the rest of the step": rest}, "CPU seconds a step")
-
-
-def draw_engines(figure: Figure) -> None:
-    """Tokens a second over vLLM's, by engine and policy."""
-    ax = figure.subplots()
-    found = rows("rollout.csv")
-    engines = list(dict.fromkeys(row["engine"] for row in found))
-    for policy, colour, marker in zip(dict.fromkeys(row["policy"] for row in found), ARM_COLOURS, "osD^", strict=False):
-        speeds = [value("rollout.csv", "tokens_per_second", policy=policy, engine=engine) for engine in engines]
-        base = value("rollout.csv", "tokens_per_second", policy=policy, engine="vLLM bfloat16")
-        ax.plot([speed / base for speed in speeds], range(len(engines)), marker, color=colour, label=policy)
-    ax.axvline(1, color=BLACK, linewidth=0.8)
-    ax.set_yticks(range(len(engines)), engines)
-    ax.set(xlabel="tokens a second over vLLM's", xlim=(0, None), ylim=(len(engines) - 0.5, -0.5))
-    _dress(ax)
-    figure.legend(loc="outside upper center", ncols=2, fontsize=9)
-
-
 def draw_phases(figure: Figure) -> None:
     """Seconds of a step of each arm of the default study, by phase."""
     table, study = "tables/time.csv", "default"
     arms = list(dict.fromkeys(row["arm"] for row in rows(table, study=study)))
-    seconds = {phase: [value(table, "seconds", study=study, arm=arm, phase=phase) for arm in arms] for phase in PHASES}
-    _stack(figure.subplots(), arms, seconds, "seconds a step, beside another job")
-
-
-def draw_plan(figure: Figure) -> None:
-    """What `tailrl plan` said over what was measured."""
     ax = figure.subplots()
-    found = rows("plan.csv")
-    for what, colour, marker in (("memory", BLUE, "o"), ("time", RED, "s")):
-        ax.plot([float(row[f"{what}_ratio"]) for row in found], range(len(found)), marker, color=colour, label=what)
-    ax.axvline(1, color=BLACK, linewidth=0.8)
-    ax.set_yticks(range(len(found)), [row["policy"] for row in found])
-    ax.set(xlabel="planned over measured", xlim=(0.7, 1.3), ylim=(len(found) - 0.5, -0.5))
-    set_percent_axis(ax)
-    _dress(ax)
-    figure.legend(loc="outside upper center", ncols=2, fontsize=9)
-
-
-def _stack(ax: Axes, names: Sequence[str], parts: Mapping[str, Sequence[float]], label: str) -> None:
-    left = [0.0] * len(names)
-    for (part, widths), colour in zip(parts.items(), (*ARM_COLOURS, GREY), strict=False):
-        ax.barh(range(len(names)), widths, 0.7, left=left, color=colour, label=part)
+    left = [0.0] * len(arms)
+    for phase, colour in zip(PHASES, (*ARM_COLOURS, GREY), strict=True):
+        widths = [value(table, "seconds", study=study, arm=arm, phase=phase) for arm in arms]
+        ax.barh(range(len(arms)), widths, 0.7, left=left, color=colour, label=phase)
         left = [a + b for a, b in zip(left, widths, strict=True)]
-    ax.set_yticks(range(len(names)), names)
-    ax.set(xlabel=label, ylim=(len(names) - 0.5, -0.5))
+    ax.set_yticks(range(len(arms)), arms)
+    ax.set(xlabel="seconds a step, beside another job", ylim=(len(arms) - 0.5, -0.5))
     _dress(ax)
-    figure = ax.figure
-    assert isinstance(figure, Figure)
-    figure.legend(loc="outside upper center", ncols=min(4, len(parts)), fontsize=9)
+    figure.legend(loc="outside upper center", ncols=4, fontsize=9)
 
 
 def _dress(ax: Axes) -> None:
@@ -116,10 +69,7 @@ def _dress(ax: Axes) -> None:
 
 DRAWN: dict[str, tuple[Callable[[Figure], None], float]] = {
     "logprobs": (draw_logprobs, 6.4),
-    "step": (draw_step, 2.4),
-    "engines": (draw_engines, 2.2),
     "phases": (draw_phases, 3.4),
-    "plan": (draw_plan, 3.0),
 }
 """Each figure's height in inches."""
 
@@ -131,7 +81,3 @@ def draw(folder: Path) -> None:
             figure = Figure(figsize=(WIDTH, height), layout="constrained")
             drawing(figure)
             save_svg(figure, folder / f"performance-{name}.svg")
-
-
-if __name__ == "__main__":
-    draw(FIGURES)

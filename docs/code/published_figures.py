@@ -7,6 +7,7 @@ show into docs/figures.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from pathlib import Path
 
 from matplotlib.figure import Figure
 
@@ -134,12 +135,8 @@ SHOWN = {
 """The figures that pages outside docs/results show, by their names in docs/figures."""
 
 
-def main() -> None:
+def draw_shown(folder: Path) -> None:
     """Draw the figures that other pages show."""
     figures = every_figure()
     for name, place in SHOWN.items():
-        save_svg(figures[place](), FIGURES / f"{name}.svg")
-
-
-if __name__ == "__main__":
-    main()
+        save_svg(figures[place](), folder / f"{name}.svg")

@@ -1,13 +1,9 @@
-"""The tables of docs/how-to/gpu.md, from `tailrl plan`'s code: what the shipped studies take, and what fits where.
-
-`make pages` writes them into the page.
-"""
+"""The tables of docs/how-to/gpu.md, from `tailrl plan`'s code: what the shipped studies take, and what fits where."""
 
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
-from blocks import filled
 from tailrl.config.load import read_study
 from tailrl.config.study import Study
 from tailrl.page_parts.number_text import count
@@ -17,7 +13,6 @@ from tailrl.planning.shapes import KNOWN, Shape
 from tailrl.planning.work import work_of
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs/how-to/gpu.md"
 POLICIES = ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-1.7B", "Qwen/Qwen3-4B", "Qwen/Qwen3-8B", "Qwen/Qwen3-14B")
 MACHINES = tuple(machines()[name] for name in ("4090", "l40s", "h100", "h200"))
 DEVICES = (1, 2, 4, 8, 16)
@@ -80,12 +75,3 @@ def _cell(study: Study, shape: Shape, machine: Machine) -> str:
         if fitting:
             return f"{devices}: {min(fitting) * training.steps / 3600:.0f} h"
     return f"more than {DEVICES[-1]}"
-
-
-def page() -> str:
-    """The page with its tables as they are now."""
-    return filled(PAGE, {"the studies' plans": studies(), "plans of larger policies": sizes()})
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")

@@ -1,21 +1,14 @@
-"""The table of docs/how-to/verl-study.md: the same arms by our own loop and by verl, measured by `make verl-study`.
-
-`make pages` writes it into the page.
-"""
+"""The table of docs/how-to/verl-study.md: the same arms by our own loop and by verl, measured by `make verl-study`."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
-from blocks import filled
 from docsite.markdown import table
 from tailrl.artifacts.tables import read_csv
 from tailrl.page_parts.number_text import points
 from tailrl.stats.tests import Difference, paired_difference
 
-ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs/how-to/verl-study.md"
-STEPS = ROOT / "docs/results/verl_study.csv"
-SCORES = ROOT / "docs/results/verl_study_scores.csv"
+RESULTS = Path(__file__).parents[1] / "results"
 TRAINERS = {"our own loop": "", "verl": "_verl"}
 
 Row = dict[str, str]
@@ -35,7 +28,7 @@ def column(found: list[Row], name: str) -> list[float]:
 
 def comparison() -> str:
     """Both trainers' runs, and what our own update makes of verl's samples."""
-    steps, scores = rows(STEPS), rows(SCORES)
+    steps, scores = rows(RESULTS / "verl_study.csv"), rows(RESULTS / "verl_study_scores.csv")
 
     def lines() -> Iterator[list[str]]:
         for arm, found in steps.items():
@@ -74,12 +67,3 @@ def comparison() -> str:
 
 def _points(difference: Difference) -> str:
     return f"{points(difference)} points".replace("-", "−")
-
-
-def page() -> str:
-    """The page with its table as it was measured."""
-    return filled(PAGE, {"verl_study.csv": comparison() if STEPS.is_file() else "`make verl-study` was not run yet."})
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")

@@ -1,6 +1,4 @@
-"""Writes the tables of docs/how-to/which-remedy.md from the rules that `tailrl diagnose` advises by.
-
-    PYTHONPATH=docs/code python -m which_remedy
+"""The tables of docs/how-to/which-remedy.md, from the rules that `tailrl diagnose` advises by.
 
 One table: cause and size to what to do, the evidence and its scope. Then each remedy's lines in every framework.
 """
@@ -8,13 +6,10 @@ One table: cause and size to what to do, the evidence and its scope. Then each r
 from collections.abc import Iterator
 from pathlib import Path
 
-from blocks import filled
 from docsite.markdown import table
 from tailrl.diagnosis.advice import AdviceRule, advice_rules
 from tailrl.diagnosis.causes import cause_words
 from tailrl.diagnosis.replay import catalogue, configuration
-
-PAGE = Path(__file__).parents[1] / "how-to" / "which-remedy.md"
 
 FACTS = {
     "no_tokens": "no token has log-probs of both sides",
@@ -101,12 +96,3 @@ def _causes(rule: AdviceRule) -> str:
 def _remedy(name: str, threshold: float | None) -> str:
     title = catalogue().remedies[name].title
     return title if threshold is None else f"{title}, C = {threshold:g}"
-
-
-def text() -> str:
-    """The page with its blocks made anew."""
-    return filled(PAGE, {"advice.yaml": rules_table(), "replay.yaml": lines()})
-
-
-if __name__ == "__main__":
-    PAGE.write_text(text(), encoding="utf-8")

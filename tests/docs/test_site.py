@@ -142,7 +142,7 @@ def test_definitions_are_found_without_an_import() -> None:
     _, node, text = definition(ROOT, "rollout", "Request")
     assert text == "One response to sample." and node.lineno > 1
     module, function, _ = definition(ROOT, "objective.advantages", "rloo")
-    assert (module, signature(function)) == ("objective.advantages", "rloo(rewards_PG: Tensor) -> Tensor")
+    assert (module, signature(ROOT, module, function)) == ("objective.advantages", "rloo(rewards_PG: Tensor) -> Tensor")
     assert functions_of(ROOT, "objective.advantages", "ESTIMATORS").keys() == {"rloo", "reinforce", "grpo"}
     with pytest.raises(NotThereError, match=r"objective\.loss has no nothing"):
         definition(ROOT, "objective.loss", "nothing")
@@ -159,7 +159,7 @@ def test_a_docstring_becomes_markdown() -> None:
 
 
 def test_the_table_of_claims_has_every_statement_and_each_line_once() -> None:
-    table = rows(claims_table(RESULTS))
+    table = rows(claims_table(RESULTS.parent))
     assert tuple(table[0]) == HEADER
     anchors = [found[1] for row in table[1:] if (found := re.match(r'<a id="([^"]+)"></a>', row[0]))]
     assert anchors == [statement.id for statement in STATEMENTS]
@@ -186,7 +186,7 @@ def test_the_table_takes_the_place_of_the_brief_one() -> None:
     shown = with_table(page, ROOT)
     assert shown.count("## In brief") == 1 and shown.count("data-filters=") == 1
     box = '<div class="claims" data-rows="statements" data-filters="paper,cause,verdict" markdown="1">'
-    assert shown.endswith(f"{box}\n\n{claims_table(RESULTS)}\n</div>\n\n")
+    assert shown.endswith(f"{box}\n\n{claims_table(RESULTS.parent)}\n</div>\n\n")
     assert shown.count("<summary>What the verdicts mean</summary>\n\nReproduced: ") == 1
 
 

@@ -21,15 +21,12 @@ from tailrl.diagnosis.change import change_html, compare
 from tailrl.diagnosis.diagnosis import diagnose_parts
 from tailrl.diagnosis.log import pack
 from tailrl.diagnosis.page import html_page
-from tailrl.reports.overview.all_studies import write_all_studies
 from tailrl.reports.overview.study import write_report
-
-ROOT = Path(__file__).parents[2]
 
 pytestmark = needs_browser
 
 MEASURE = """
-const widths = [...document.querySelectorAll("figure svg")].map(svg => svg.getBoundingClientRect().width);
+const widths = [...document.querySelectorAll("figure > div > svg")].map(svg => svg.getBoundingClientRect().width);
 const small = [...document.querySelectorAll("p, td, th, li, figcaption")]
   .filter(one => one.textContent.trim() && parseFloat(getComputedStyle(one).fontSize) < 12).length;
 parent.postMessage(JSON.stringify([document.documentElement.scrollWidth, Math.min(...widths), small]), "*");"""
@@ -91,30 +88,6 @@ def test_the_answer_of_a_diagnosis_is_on_the_first_screen(width: int, tmp_path: 
             browse(page, width, tmp_path, f"--screenshot={shots}/{name}{width}.png")
 
 
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page over the published studies and one that ran here, whose figures it shows."""
-    out = tmp_path_factory.mktemp("paper")
-    here = out / "results" / STUDY.name
-    write_small(here)
-    write_report(STUDY, here, here)
-    write_all_studies([out / "results", ROOT / "docs" / "results"], out)
-    return out / "index.html"
-
-
-@pytest.mark.parametrize("width", [1440, 390])
-def test_the_page_over_all_studies_fits_and_is_legible(page: Path, width: int, tmp_path: Path) -> None:
-    (scroll, figure, small), console = use(page.read_text(encoding="utf-8"), MEASURE, page.parent, width)
-    assert console == []
-    assert scroll <= width  # figures and tables scroll by themselves, the page does not
-    assert figure >= 600  # their type, 7 to 8 pt at 648 px, is then at its own size
-    assert small == 0
-    shot = Path(os.environ.get("PAGES", tmp_path)) / f"page{width}.png"
-    shot.parent.mkdir(parents=True, exist_ok=True)
-    browse(page, width, tmp_path, f"--screenshot={shot}")
-    assert shot.stat().st_size > 20_000
-
-
 @pytest.mark.parametrize("width", [1440, 390])
 @pytest.mark.parametrize("dark", [False, True])
 def test_the_first_screen_answers_to_pointer_and_switches(width: int, dark: bool, tmp_path: Path) -> None:
@@ -131,6 +104,22 @@ def test_the_first_screen_answers_to_pointer_and_switches(width: int, dark: bool
     assert width == 390 or seen["bottom"] < 900, "the chart of scores is on the first screen"
     light = {False: "rgb(2, 76, 171)", True: "rgb(87, 121, 243)"}
     assert seen["colour"] == light[dark]
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_a_studys_page_fits_and_is_legible(width: int, tmp_path: Path) -> None:
+    write_small(tmp_path)
+    write_report(STUDY, tmp_path, tmp_path)
+    page = tmp_path / "summary.html"
+    (scroll, figure, small), console = use(page.read_text(encoding="utf-8"), MEASURE, tmp_path, width)
+    assert console == []
+    assert scroll <= width  # figures and tables scroll by themselves, the page does not
+    assert figure >= 600  # their type, 7 to 8 pt at 648 px, is then at its own size
+    assert small == 0
+    shot = Path(os.environ.get("PAGES", tmp_path)) / f"page{width}.png"
+    shot.parent.mkdir(parents=True, exist_ok=True)
+    browse(page, width, tmp_path, f"--screenshot={shot}")
+    assert shot.stat().st_size > 20_000
 
 
 def test_an_error_on_the_console_would_be_seen(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ SETTINGS = {
     "below some 15 points",
     "stays below 0.001",
     "the 90 % interval",
+    "p is below 0.05 by Holm",
     "temperature 1",
     "8 or 4 bits",
     "8- and 4-bit",
@@ -62,7 +63,9 @@ SETTINGS = {
     "arXiv 2512.23087",
 }
 RESULT = re.compile(r"[+−]\d|\d\s*(%|points|nats)|\[[−+\d]|\d\.\d")
-LABEL = re.compile(r"^(.* |)(3 %|7 %|15 %)( random tokens|)$|C = \d+|0\.34/V|^0\.[68]$|^1\.2$|top-p, 0\.9985")
+LABEL = re.compile(
+    r"^(.* |)(3 %|7 %|15 %)( random tokens|)$|C = \d+|0\.34/V|^0\.[68]$|^1\.2$|top-p, 0\.9985|, 9[05] % interval$"
+)
 
 
 def published(table: str, **where: str) -> list[dict[str, str]]:
@@ -180,6 +183,28 @@ def test_lookups_give_what_the_files_say() -> None:
     assert lookups.collapsed("collapse", "naive") == "9 of 10"
     assert lookups.collapsed("dose_response", "naive+floor=0.15") == "9 of 10"
     assert lookups.k3("collapse", "naive").bare == "1.7"
+
+
+def test_two_arms_are_level_where_the_published_scores_say_so() -> None:
+    """From each part's scores, with t's quantile of SciPy: the 90 % interval within the margin, and nothing else."""
+    said = set()
+    for row in published("equivalence"):
+        column = "greedy" if row["family"].endswith("greedy") else "avg_mean"
+        differences = []
+        for part in lookups.finished(row["study"]):
+            scores = {one["arm"]: float(one[column]) for one in published("policies", study=part)}
+            differences.append(scores[row["arm"]] - scores[row["minus"]])
+        mean, n = np.mean(differences), len(differences)
+        half = stats.t.ppf(0.95, n - 1) * np.std(differences, ddof=1) / math.sqrt(n) if n > 1 else math.nan
+        place = (row["study"], row["family"], row["arm"], row["minus"])
+        found, margin, verdict = lookups.equivalence(*place)
+        assert found.mean == pytest.approx(mean, abs=1e-9)
+        assert (found.low, found.high) == pytest.approx((mean - half, mean + half), rel=1e-8, abs=1e-9, nan_ok=True)
+        limit = 0.02 if row["arm"].startswith(("rounding", "vllm")) else 0.03
+        assert margin == f"±{100 * limit:g}" and (verdict == "level") == (abs(mean) + half <= limit)
+        assert (verdict == "differs") == (lookups.planned_test(*place).p < 0.05 and abs(mean) > limit)
+        said.add(verdict)
+    assert said == {"level", "differs", "not decided"}
 
 
 def test_flips_over_warm_starts_are_what_the_parts_tables_say() -> None:

@@ -5,8 +5,8 @@ rule overview:
     input:
         claims=known_claims,
     output:
-        page="results/overview/index.html",
-        claims=["results/overview/claims.md", "results/overview/statements.csv"],
+        page="results/overview/claims.md",
+        lines="results/overview/statements.csv",
     log:
         "results/overview/overview.log",
     localrule: True

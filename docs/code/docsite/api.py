@@ -51,7 +51,7 @@ def _entry(root: Path, module: str, name: str) -> str:
 
 def _code(root: Path, module: str, node: Definition, name: str) -> str:
     if isinstance(node, ast.FunctionDef):
-        shown = signature(node)
+        shown = signature(root, module, node)
     elif isinstance(node, ast.ClassDef):
         if any(ast.unparse(base) == "Settings" for base in node.bases):
             return f"A block of a study file: [its keys](study.md#{name.lower()})."

@@ -2,11 +2,12 @@
 
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from docsite.markdown import filtered, plain, table
 from tailrl.claims.catalogue import words_of
+from tailrl.reports.overview.all_studies import links
 from tailrl.reports.overview.evidence import Answer, made_for, read_answers
 
 CAUSES = {
@@ -44,14 +45,14 @@ def with_table(text: str, root: Path) -> str:
     """The page of claims with the table in place of its own brief one, and its long legend folded."""
     folded = '<details markdown="1">\n<summary>What the verdicts mean</summary>\n\n{}\n\n</details>'
     text = LEGEND.sub(lambda found: folded.format(found[0]), text, count=1)
-    shown = filtered(claims_table(root / "docs" / "results"), "claims", "statements", HEADER[1:4])
+    shown = filtered(claims_table(root / "docs"), "claims", "statements", HEADER[1:4])
     return BRIEF.sub(lambda _: f"{INTRO}{shown}\n", text, count=1)
 
 
-def claims_table(results: Path) -> str:
+def claims_table(docs: Path) -> str:
     """A row for each statement, claim, cause and verdict, by the published results."""
     rows, named = [], set[str]()
-    found = read_answers([results])[1]
+    found = read_answers([docs / "results"])[1]
     for _, of_claim in itertools.groupby(found, key=lambda answer: (answer.statement.id, answer.claim)):
         every = list(of_claim)
         lines = made_for(every) or every
@@ -60,7 +61,7 @@ def claims_table(results: Path) -> str:
             anchor = "" if statement in named else f'<a id="{statement}"></a>'
             anchor += f'<span data-entry="{statement}"></span>'  # filters.js counts these
             named.add(statement)
-            rows.append(_row([line for line in lines if (cause(line), line.verdict) == key], anchor))
+            rows.append(_row([line for line in lines if (cause(line), line.verdict) == key], anchor, docs))
     return table(HEADER, rows)
 
 
@@ -81,20 +82,9 @@ def cause(answer: Answer) -> str:
     raise ValueError(f"docs/code/docsite/claims.py: CAUSES has no words for the dose {dose!r}")
 
 
-def _row(lines: Sequence[Answer], anchor: str) -> tuple[str, ...]:
+def _row(lines: Sequence[Answer], anchor: str, docs: Path) -> tuple[str, ...]:
     first = lines[0]
     paper = next((name for number, name in PAPERS.items() if number in first.statement.part), "open question")
     text = plain(first.statement.text) + (f" *{plain(words_of(first.claim, first.claim))}*" if first.claim else "")
     seen = plain(first.words) + (", and others" if len(lines) > 1 else "")
-    return (anchor + text, paper, cause(first), first.verdict, str(len(lines)), seen, _studies(lines))
-
-
-def _studies(lines: Iterable[Answer]) -> str:
-    pages = {line.study.name: line.line.page for line in lines if line.study and line.line}
-    if len(pages) > 2:
-        return f"{len(pages)} studies"
-    return ", ".join(f"[{name}]({_place(page)})" if page else name for name, page in pages.items())
-
-
-def _place(page: Path) -> str:
-    return "results/" + page.as_posix().rpartition("docs/results/")[2]
+    return (anchor + text, paper, cause(first), first.verdict, str(len(lines)), seen, links(lines, docs))

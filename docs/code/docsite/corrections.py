@@ -1,12 +1,20 @@
 """reference/corrections.md: remedies by the names that a study gives them, from the code that computes them."""
 
 import ast
-import csv
 from collections.abc import Sequence
 from pathlib import Path
 
+import yaml
+
 from docsite.markdown import filtered, first_sentence, table
 from docsite.source import functions_of, tree
+from tailrl.artifacts.tables import read_csv
+from tailrl.config.arm import REMEDIES, Correction, Limited
+from tailrl.config.load import read_yaml
+from tailrl.config.presets import frameworks
+from tailrl.config.reference_kl import ReferenceKL
+from tailrl.config.rejection import Rejection
+from tailrl.config.vocabulary import Vocabulary
 
 HEAD = """# Corrections and remedies
 
@@ -58,12 +66,6 @@ bounds PPO's and GSPO's: where such a ratio overflows, the loss is infinite and 
 
 def corrections_page(root: Path) -> str:
     """The page: a table for each key that names a remedy."""
-    from tailrl.config.arm import REMEDIES, Correction, Limited
-    from tailrl.config.presets import frameworks
-    from tailrl.config.reference_kl import ReferenceKL
-    from tailrl.config.rejection import Rejection
-    from tailrl.config.vocabulary import Vocabulary
-
     corrections = "objective.corrections"
     rules = Rejection.model_fields
     sequence = functions_of(root, corrections, "SEQUENCE_WEIGHTS")
@@ -134,29 +136,21 @@ def corrections_page(root: Path) -> str:
 
 def _presets() -> str:
     """Every preset with its settings as YAML has them, and where it was read."""
-    import yaml
-
-    from tailrl.config.presets import frameworks
-
     lines = []
     for name, framework in frameworks().items():
         for mode, preset in framework.modes.items():
-            settings = {"correction": preset.correction} if preset.correction else {}
-            settings |= {"clip": preset.clip} if preset.clip else {}
-            settings |= {"reference_kl": preset.reference_kl} if preset.reference_kl else {}
-            settings |= {"vocabulary": preset.vocabulary} if preset.vocabulary else {}
-            words = yaml.safe_dump(settings, default_flow_style=True, width=1000).strip()[1:-1]
+            blocks = ("correction", "clip", "reference_kl", "vocabulary")
+            settings = {block: own for block in blocks if (own := getattr(preset, block))}
+            words = f"refused: {preset.refused}" if preset.refused else _inline(settings) if settings else "nothing"
             note = f"; {preset.note}" if preset.note else ""
             note += f"; not executed: {preset.unexecuted}" if preset.unexecuted else ""
-            settings_words = f"refused: {preset.refused}" if preset.refused else f"`{words}`"
-            lines.append(
-                (
-                    f"`{name}/{mode}`",
-                    settings_words if settings or preset.refused else "nothing",
-                    f"{preset.source}{note}",
-                )
-            )
+            lines.append((f"`{name}/{mode}`", words, f"{preset.source}{note}"))
     return table(("name", "settings", "read in"), lines)
+
+
+def _inline(settings: object) -> str:
+    """Settings as YAML on one line."""
+    return f"`{yaml.safe_dump(settings, default_flow_style=True, width=1000).strip()[1:-1]}`"
 
 
 def _names(of: dict[str, str]) -> str:
@@ -172,8 +166,7 @@ def _weigh(root: Path, name: str) -> str:
 
 def _centering(root: Path) -> str:
     """What score centering costs by whole logits and in chunks."""
-    with (root / "docs" / "results" / "centering_memory.csv").open(encoding="utf-8", newline="") as file:
-        measured = list(csv.DictReader(file))
+    measured = read_csv(root / "docs/results/centering_memory.csv")
     rows = [(row["case"], row["megabytes"], row["cpu_seconds"]) for row in measured]
     return (
         "At a vocabulary of 49,152 tokens, forward and backward of 2,048 tokens, on one CPU thread. Memory is that "
@@ -184,29 +177,22 @@ def _centering(root: Path) -> str:
 
 def _listed(root: Path, group: str, header: Sequence[str]) -> str:
     """A group of remedies without a row in the catalogue: the columns are an entry's keys, in their order."""
-    import yaml
-
-    entries = yaml.safe_load((root / "benchmarks" / "not_built.yaml").read_text(encoding="utf-8"))[group]
+    entries = read_yaml(root / "benchmarks/not_built.yaml")[group]
     cells = [[_cell(key, value) for key, value in entry.items()] for entry in entries]
     return table(header, cells)
 
 
 def _cell(key: str, value: object) -> str:
     """A value as a table shows it: an arm as YAML; tests and metrics by their names."""
-    import yaml
-
     if isinstance(value, dict):
-        return f"`{yaml.safe_dump(value, default_flow_style=True, width=1000).strip()[1:-1]}`"
+        return _inline(value)
     return f"`{value}`" if key in ("test", "metric") else str(value)
 
 
 def _exam(root: Path) -> str:
     """Bias and noise of every remedy at equal k3 under five causes, and its measured cost."""
-    import yaml
-
-    entries = yaml.safe_load((root / "benchmarks" / "remedies.yaml").read_text(encoding="utf-8"))
-    with (root / "docs/results/gradient_remedies/gradient_quality.csv").open(encoding="utf-8", newline="") as file:
-        measured = list(csv.DictReader(file))
+    entries = yaml.safe_load((root / "benchmarks/remedies.yaml").read_text(encoding="utf-8"))
+    measured = read_csv(root / "docs/results/gradient_remedies/gradient_quality.csv")
     of = {(row["arm"], row["mismatch"], float(row["dose"])): row for row in measured}
     causes = list(dict.fromkeys(row["mismatch"] for row in measured if row["mismatch"] != "none"))
     doses = sorted({float(row["dose"]) for row in measured if row["mismatch"] != "none"})
@@ -231,15 +217,13 @@ def _exam(root: Path) -> str:
 
 def _cost(root: Path) -> dict[str, str]:
     """CPU time of an update under each remedy, naive's = 1."""
-    with (root / "docs" / "results" / "remedies_cost.csv").open(encoding="utf-8", newline="") as file:
-        return {row["remedy"]: f"{float(row['ratio_to_naive']):.2f}" for row in csv.DictReader(file)}
+    rows = read_csv(root / "docs/results/remedies_cost.csv")
+    return {row["remedy"]: f"{float(row['ratio_to_naive']):.2f}" for row in rows}
 
 
 def _catalogue(root: Path) -> str:
     """Every remedy of the benchmark's list with kind, formula, source, preset, test, metric, and its measured cost."""
-    import yaml
-
-    entries = yaml.safe_load((root / "benchmarks" / "remedies.yaml").read_text(encoding="utf-8"))
+    entries = yaml.safe_load((root / "benchmarks/remedies.yaml").read_text(encoding="utf-8"))
     cost = _cost(root)
     header = ("remedy", "kind", "weight or term", "source", "framework", "preset", "test in `tests/unit`", "metric")
     rows = [

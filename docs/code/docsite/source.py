@@ -51,33 +51,11 @@ def _text_below(body: list[ast.stmt], at: int) -> str:
     return text if isinstance(text, str) else ""
 
 
-def signature(node: ast.FunctionDef, name: str = "") -> str:
-    """`name(a: int, b: str = "x") -> float`, one parameter a line where it would be longer than 90 characters."""
-    returned = f" -> {ast.unparse(node.returns)}" if node.returns else ""
-    line = f"{name or node.name}({', '.join(_each(node.args))}){returned}"
-    if len(line) <= 90:
-        return line
-    return f"{name or node.name}(\n" + "".join(f"    {one},\n" for one in _each(node.args)) + f"){returned}"
-
-
-def _each(arguments: ast.arguments) -> list[str]:
-    """Each parameter with its annotation and default."""
-    given = [*arguments.posonlyargs, *arguments.args]
-    defaults: list[ast.expr | None] = [*[None] * (len(given) - len(arguments.defaults)), *arguments.defaults]
-    found = [_one(argument, default) for argument, default in zip(given, defaults, strict=True)]
-    if arguments.vararg:
-        found.append(f"*{_one(arguments.vararg, None)}")
-    elif arguments.kwonlyargs:
-        found.append("*")
-    found += [_one(one, default) for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
-    return [*found, f"**{_one(arguments.kwarg, None)}"] if arguments.kwarg else found
-
-
-def _one(argument: ast.arg, default: ast.expr | None) -> str:
-    typed = f"{argument.arg}: {ast.unparse(argument.annotation)}" if argument.annotation else argument.arg
-    if default is None:
-        return typed
-    return f"{typed} = {ast.unparse(default)}" if argument.annotation else f"{typed}={ast.unparse(default)}"
+def signature(root: Path, module: str, node: ast.FunctionDef) -> str:
+    """`name(a: int, b: str = "x") -> float`, in the lines of its source."""
+    lines = (root / file_of(root, module)).read_text(encoding="utf-8").splitlines()
+    head = "\n".join(lines[node.lineno - 1 : node.body[0].lineno - 1])
+    return head.removeprefix("def ").partition(":  #")[0].rstrip(":")
 
 
 def fields(root: Path, module: str, node: ast.ClassDef) -> str:

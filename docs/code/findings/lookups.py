@@ -7,7 +7,7 @@ Shares are fractions of 1 inside, and percent or points where they are printed.
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -21,11 +21,7 @@ from tailrl.config.results import whole_and_part
 from tailrl.config.sampler import VllmSettings
 from tailrl.config.study import BASE_ARM, Study
 from tailrl.page_parts.number_text import scientific
-from tailrl.reports.overview.evidence import (
-    SEARCH,
-    StudyResults,
-    read_shown,
-)
+from tailrl.reports.overview.evidence import SEARCH, StudyResults, read_shown
 from tailrl.runtime.errors import StudyError
 from tailrl.stats.intervals import mean_interval
 
@@ -142,6 +138,14 @@ def planned_test(target: str, family: str, arm: str, minus: str = "") -> Number:
     """
     where = {"family": family, "arm": arm} | ({"minus": minus} if minus else {})
     return cell(f"{target}/comparisons", "difference", "points", **where)
+
+
+def equivalence(target: str, family: str, arm: str, minus: str) -> tuple[Number, str, str]:
+    """The difference of a planned test with its 90 % interval, the margin, as ±2, and whether the two are level."""
+    where = {"family": family, "arm": arm, "minus": minus}
+    found = cell(f"{target}/equivalence", "difference", "points", **where)
+    (row,) = (row for row in _rows(target, "equivalence") if where.items() <= row.items())
+    return found, f"±{100 * float(row['margin']):g}", row["verdict"]
 
 
 def parts(target: str) -> list[str]:
@@ -318,39 +322,6 @@ def _as_number(value: Number | float) -> Number:
     return value if isinstance(value, Number) else Number(value)
 
 
-LOOKUPS: tuple[Callable[..., object], ...] = (
-    *(
-        score,
-        gain,
-        difference,
-        greedy_difference,
-        between,
-        collapsed,
-        k3,
-        rejected,
-        cell,
-        course,
-        compared,
-        planned_test,
-        parts,
-        planned,
-        finished,
-        is_published,
-        on_the_way,
-        along,
-        over_parts,
-        flips,
-        claim,
-        speaking,
-        effect,
-        pooled,
-        over_one_minus_p,
-    ),
-    *(run_of, rate, steps, floor, seeds, smallest, largest),
-)
-"""What a template calls, by the functions' own names."""
-
-
 @cache
 def _tables(table: str) -> dict[str, list[dict[str, str]]]:
     return read_published(RESULTS, table)
@@ -385,9 +356,7 @@ def _file(study: str) -> Path:
     name, _ = whole_and_part(study)
     if name == "default":
         return ROOT / "config.yaml"
-    return ROOT / (
-        f"studies/search/{name.removeprefix(SEARCH)}.yaml" if name.startswith(SEARCH) else f"studies/{name}.yaml"
-    )
+    return ROOT / "studies" / f"{name.replace(SEARCH, 'search/') if name.startswith(SEARCH) else name}.yaml"
 
 
 @cache
@@ -449,3 +418,9 @@ def _trained(study: str, arm: str, column: str) -> Number:
     if row is None:
         raise StudyError(f"{_table('trained')}: no row of {study} is of {arm}")
     return Number(float(_cell(row, f"{column}_mean", study)))
+
+
+LOOKUPS = [
+    one for name, one in list(globals().items()) if getattr(one, "__module__", None) == __name__ and name[0] != "_"
+]
+"""What a template calls, by the functions' own names: every public one above."""

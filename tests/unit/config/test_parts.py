@@ -8,7 +8,7 @@ from parts_fixture import IN_PARTS, POOLS, ROOT
 from pydantic import ValidationError
 
 from tailrl.config.load import merged, parse_study, read_study
-from tailrl.config.pooled import ArmContrast, Pool
+from tailrl.config.pooled import ArmContrast, Pool, arm_weights
 from tailrl.runtime.errors import StudyError
 
 LEAST: dict[str, Any] = {
@@ -166,7 +166,7 @@ def test_every_pattern_and_every_reference_is_an_arm_of_every_part(name: str) ->
             for one in family.of:
                 for pattern in (*one.arms, *one.without):
                     assert any(fnmatchcase(arm, pattern) for arm in arms), (part, pattern)
-                assert {word for arm in one.chosen(arms) for word in one.weights(arm)} <= {*arms, "base"}
+                assert {word for arm in one.chosen(arms) for word in arm_weights(arm, one.minus)} <= {*arms, "base"}
 
 
 @pytest.mark.parametrize("name", [name for name, pool in POOLS.items() if pool.unit == "seed"])
@@ -208,8 +208,13 @@ def test_the_families_of_long_and_of_smollm2() -> None:
 
 def test_a_sum_of_arms_as_weights() -> None:
     contrast = ArmContrast(arms=("*",), minus="{arm}_control + {last} - {last}_control")
-    assert contrast.weights("noise_int8") == {"noise_int8": 1, "noise_int8_control": -1, "int8": -1, "int8_control": 1}
-    assert ArmContrast(arms=("*",), minus="a + a").weights("b") == {"b": 1, "a": -2}
+    assert arm_weights("noise_int8", contrast.minus) == {
+        "noise_int8": 1,
+        "noise_int8_control": -1,
+        "int8": -1,
+        "int8_control": 1,
+    }
+    assert arm_weights("b", "a + a") == {"b": 1, "a": -2}
     assert ArmContrast(arms=("*",), minus="base").chosen(["base", "a"]) == ["a"]
 
 
@@ -220,6 +225,10 @@ def test_a_sum_of_arms_as_weights() -> None:
         ({"slopes": [{"of": "a", "against": "a", "arms": ["x"]}]}, "no measure or family a"),
         ({"families": {"harm": {"between": ["a", "b"], "of": [{"arms": ["x"], "minus": "y"}]}}}, "do not differ"),
         ({"against": "a"}, "do not differ"),
+        (
+            {"unit": "seed", "families": {"f": {"margins": {"x": 0.02}, "of": [{"arms": ["x"], "minus": "y"}]}}},
+            "need part",
+        ),
         ({"unit": "arm"}, "Input should be 'part' or 'seed'"),
     ],
 )

@@ -124,10 +124,8 @@ def test_the_templates_of_a_package_are_its_own() -> None:
     own = {f"reports/{file}" for file in ("overview/summary.md.j2", "overview/screen.css", "mismatch/kept.rst")}
     assert own | {"page_parts/templates/page.html.j2", "page_parts/templates/page.css"} <= found
     assert not any(name.endswith(".j2") for name in names("tailrl.training.loop", "tailrl.evaluation.evaluate"))
-    others = {"reports/gradients/page.md.j2", "reports/overview/all_studies.html.j2"}
-    assert not others & found and others <= names(
-        "tailrl.reports.gradients.page", "tailrl.reports.overview.all_studies"
-    )
+    others = {"reports/gradients/page.md.j2", "reports/parts/page.md.j2"}
+    assert not others & found and others <= names("tailrl.reports.gradients.page", "tailrl.reports.parts.page")
 
 
 def test_several_modules_give_one_sorted_list() -> None:

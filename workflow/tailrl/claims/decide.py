@@ -11,10 +11,12 @@ import numpy as np
 from tailrl.artifacts.claims import Verdict
 from tailrl.claims.catalogue import Claim, Statement, words_of
 from tailrl.claims.finding import (
+    ALIKE,
     ASIDE,
     CHANGES,
     CONTRADICTED,
     DEFINITION,
+    DIFFERS,
     MEASURED,
     MIXED,
     NOT_SEEN,
@@ -27,7 +29,7 @@ from tailrl.claims.finding import (
 from tailrl.config import words
 from tailrl.config.jobs import Run
 from tailrl.page_parts.number_text import scientific
-from tailrl.stats.intervals import ONE_SIDED_LEVEL
+from tailrl.stats.intervals import LEVEL, ONE_SIDED_LEVEL, Interval
 from tailrl.stats.tests import holm
 
 TESTED = {
@@ -101,13 +103,9 @@ def decide(lines: Sequence[Line]) -> list[Verdict]:
     for places in families.values():
         for side in (0, 1):
             adjusted_L[places, side] = holm([tests[place][side] for place in places])
-    found: dict[tuple[str, Scope], str] = {}
     verdicts = []
     for (claim, scope, finding), p, p_holm in zip(lines, tests, adjusted_L.tolist(), strict=True):
         verdict = _outcome(claim, finding, *p_holm)
-        if verdict == REPRODUCED and claim.requires and found.get((claim.requires, scope)) != REPRODUCED:
-            verdict = UNDECIDED
-        found[claim.id, scope] = verdict
         words = words_of(claim.id)
         if not words:
             raise ValueError(f"no claim has the id {claim.id!r}")
@@ -148,6 +146,19 @@ def decide_changes(groups: Sequence[Changes]) -> list[Verdict]:
     return chosen
 
 
+def equivalence(difference: Interval, margin: float, p_holm: float) -> str:
+    """Whether two arms score level within a margin that was written before: ALIKE, DIFFERS or UNDECIDED.
+
+    Args:
+        difference: with its 90 % interval. ALIKE asks that it lies within the margin: two one-sided tests at 5 % each.
+        margin: above 0, in the difference's unit.
+        p_holm: of the difference from 0. DIFFERS asks for less than 5 %, and for a difference beyond the margin.
+    """
+    if -margin <= difference.low and difference.high <= margin:
+        return ALIKE
+    return DIFFERS if p_holm < LEVEL and abs(difference.mean) > margin else UNDECIDED
+
+
 def outcome_without_lines(statement: Statement) -> str:
     """The outcome of a statement that no line of any study decides."""
     return DEFINITION if statement.held_by else UNTESTABLE if statement.beyond else OPEN
@@ -185,9 +196,6 @@ def _outcome(claim: Claim, finding: Finding, p_for: float, p_against: float) -> 
             holds, fails = finding.holds is True, finding.holds is False
         case "above":
             holds, fails = finding.low > claim.limit, finding.high < claim.limit
-        case "within":
-            low, high = claim.within
-            holds, fails = low <= finding.low and finding.high <= high, finding.high < low or finding.low > high
         case _:
             holds = p_for <= ONE_SIDED_LEVEL and finding.holds is not False
             fails = p_against <= ONE_SIDED_LEVEL

@@ -19,6 +19,8 @@ ASIDE = "premise fails"
 """For a theorem whose assumption does not hold."""
 DEFINITION, OPEN = "definition", "not run yet"
 """For a statement without evidence: a test verifies it, or no study has run."""
+ALIKE, DIFFERS = "level", "differs"
+"""Of two arms with a margin of equivalence; else UNDECIDED."""
 MIXED = "differs between claims or settings"
 """For a statement whose lines decide in several ways."""
 

@@ -25,6 +25,18 @@ def matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
     return [name for name in names if any(fnmatchcase(name, pattern) for pattern in wanted)]
 
 
+def arm_weights(arm: str, minus: str) -> dict[str, float]:
+    """The weight of each arm in an arm's difference from a sum of others, as `minus` says it: 1 for the arm itself."""
+    weights = {arm: 1.0}
+    sign = -1.0
+    for word in named(minus, arm).split():
+        if word in ("+", "-"):
+            sign = -1.0 if word == "+" else 1.0
+        else:
+            weights[word] = weights.get(word, 0.0) + sign
+    return weights
+
+
 def named(text: str, arm: str) -> str:
     """A text with the arm's name for {arm}, and the last word of it for {last}."""
     return text.replace("{arm}", arm).replace("{last}", arm.rpartition("_")[2])
@@ -40,22 +52,11 @@ class ArmContrast(Settings):
         "policy"
     )
 
-    def weights(self, arm: str) -> dict[str, float]:
-        """The weight of each arm in the difference: 1 for the arm itself, minus the sum of the others."""
-        weights = {arm: 1.0}
-        sign = -1.0
-        for word in named(self.minus, arm).split():
-            if word in ("+", "-"):
-                sign = -1.0 if word == "+" else 1.0
-            else:
-                weights[word] = weights.get(word, 0.0) + sign
-        return weights
-
     def chosen(self, names: Sequence[str]) -> list[str]:
         """Those of the names that are compared; none with itself."""
         left_out = matching(names, self.without)
         found = [name for name in matching(names, self.arms) if name not in left_out]
-        return [name for name in found if any(self.weights(name).values())]
+        return [name for name in found if any(arm_weights(name, self.minus).values())]
 
 
 class Near(Settings):
@@ -75,6 +76,15 @@ class Family(Settings):
     holm: Literal["family", "part"] = Field("family", description="whose lines share Holm's correction")
     between: tuple[str, str] | None = Field(None, description="the difference in one part minus that in another")
     near: Near | None = Field(None, description="which lines count; null: all")
+    margins: dict[str, Annotated[float, Field(gt=0, lt=1)]] = Field(
+        default_factory=dict,
+        description="margins of equivalence, in the measure, by a pattern of arms' names: two arms are level where the "
+        "90 % interval of their difference lies within the margin (unit: part)",
+    )
+
+    def margin(self, arm: str) -> float | None:
+        """The arm's margin of equivalence, by the first pattern that describes it."""
+        return next((margin for pattern, margin in self.margins.items() if fnmatchcase(arm, pattern)), None)
 
 
 class MeasureColumn(Settings):
@@ -132,7 +142,12 @@ class Pool(Settings):
     @property
     def outputs(self) -> list[str]:
         """The names of the files that the page comes with."""
-        wanted = {"changes.csv": self.against, "slopes.csv": self.slopes, "pooled.svg": self.figure}
+        wanted: dict[str, object] = {
+            "equivalence.csv": any(family.margins for family in self.families.values()),
+            "changes.csv": self.against,
+            "slopes.csv": self.slopes,
+            "pooled.svg": self.figure,
+        }
         return ["pooled.md", "comparisons.csv", "measures.csv", *(name for name, asked in wanted.items() if asked)]
 
     def check_parts(self, names: Collection[str]) -> None:
@@ -155,11 +170,11 @@ class Pool(Settings):
                     raise ValueError(f"pooled: {arm} has {len(seeds)} seeds in one part, and {counts[arm]} in another")
         for name, family in self.families.items():
             for contrast in family.of:
-                for pattern in (*contrast.arms, *contrast.without):
+                for pattern in (*contrast.arms, *contrast.without, *family.margins):
                     if not matching(counts, [pattern]):
                         raise ValueError(f"pooled.families.{name}: no part has an arm {pattern}")
                 for arm in contrast.chosen(list(counts)):
-                    for word in contrast.weights(arm):
+                    for word in arm_weights(arm, contrast.minus):
                         if word not in counts and word != BASE_ARM:
                             raise ValueError(f"pooled.families.{name}.minus: no part has an arm {word}")
 
@@ -183,6 +198,8 @@ class Pool(Settings):
         if unknown := (measures - self.measures.keys()) | (drawn - self.measures.keys() - self.families.keys()):
             raise ValueError(f"there is no measure or family {min(unknown)}")
         between = any(family.between for family in self.families.values())
+        if self.unit == "seed" and any(family.margins for family in self.families.values()):
+            raise ValueError("unit: margins are of differences that are paired within parts: they need part")
         if self.unit == "part" and (between or self.slopes or self.against):
             raise ValueError("unit: parts that repeat each other do not differ: between, slopes and against need seed")
         return self

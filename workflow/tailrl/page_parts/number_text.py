@@ -33,7 +33,7 @@ def percent_of(share: float) -> str:
     return "" if math.isnan(share) else f"{100 * share:.1f} %"
 
 
-def points(difference: "Difference") -> str:
+def points(difference: "Interval | Difference") -> str:
     """A difference of shares in percentage points, with its interval if there is one; empty without a difference."""
     if math.isnan(difference.mean):
         return ""

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tailrl.reports import collapse, course, distributions, mismatch, overview, parts, scores
+from tailrl.reports import collapse, course, mismatch, overview, scores
 
 TOPICS = (scores, collapse, mismatch, course)
 """The topics that have a figure on a study's page."""
@@ -15,9 +15,6 @@ FIGURES = {name: tables for topic in TOPICS for name, tables in topic.FIGURES.it
 
 SNAPSHOT_FIGURES = course.SNAPSHOT_FIGURES
 """Those of a study that keeps policies on the way."""
-
-BEHIND = FIGURES | SNAPSHOT_FIGURES | distributions.FIGURES | parts.FIGURES
-"""The tables behind a figure, if not just the one of its name."""
 
 SECTION_OF = {name: topic.SECTION for topic in TOPICS for name in topic.FIGURES}
 """The section of a study's summary that a figure belongs to, if not to `Training`."""

@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from markdown_it.token import Token
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
+from tailrl.artifacts.files import read_text
 from tailrl.page_parts import TEMPLATES
+from tailrl.page_parts.drawing import PAPER, in_scheme
 from tailrl.page_parts.explorer import Response, explorer_data
 from tailrl.page_parts.markdown import markdown_html, markdown_tokens
 from tailrl.page_parts.number_text import count, p_value, percent, percent_of, points, short
 from tailrl.reports.axes import save_svg
 from tailrl.reports.figures import SECTION_OF
-from tailrl.reports.svg import inline
 from tailrl.runtime.templates import renderer
 
 if TYPE_CHECKING:
@@ -36,6 +37,16 @@ CHIPS = {
 def colour(verdict: str) -> str:
     """The class of a verdict's chip."""
     return f"chip {CHIPS.get(verdict, 'none')}"
+
+
+def inline(path: Path, name: str) -> Markup:
+    """A figure's <svg> element for an HTML page, in the page's colours.
+
+    The file is one that the report has drawn. Its ids start with `name`, since a page's ids must be unique.
+    """
+    text = read_text(path)
+    svg = re.sub(r'\b(id="|href="#|url\(#)', lambda begin: f"{begin[1]}{escape(name)}-", text[text.index("<svg") :])
+    return Markup(re.sub(r'(<svg[^>]*?) width="[^"]*" height="[^"]*"', r"\1", in_scheme(svg, PAPER), count=1))
 
 
 render = renderer(
@@ -71,9 +82,6 @@ def page(
 
     The charts of the first screen follow the list before the first heading. Its cards replace the section of claims.
     The token explorer of the responses is folded, at the end.
-
-    Raises:
-        StudyError: a figure cannot be drawn in a page.
     """
     lead, about, *sections = _sections(summary)
     for drawing in figures:
@@ -91,14 +99,6 @@ def write_page(path: Path, words: str, figure: Figure, caption: str, tables: Seq
     path.with_name(f"{path.name}.md").write_text(words, encoding="utf-8")
     drawing = Drawing(path.with_name(f"{path.name}.svg"), caption, tuple(tables))
     path.with_name(f"{path.name}.html").write_text(page(words, [drawing]), encoding="utf-8")
-
-
-def fragment(markdown: str) -> Markup:
-    """A Markdown page as a part of another page: without its title, with smaller headings."""
-    tokens = _tokens(markdown.partition("\n")[2])
-    for token in tokens:
-        token.tag = "h4" if token.tag == "h2" else token.tag
-    return markdown_html(tokens)
 
 
 def _sections(markdown: str) -> list[Section]:

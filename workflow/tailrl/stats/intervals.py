@@ -15,6 +15,9 @@ CONFIDENCE = 0.95
 LEVEL = 1 - CONFIDENCE
 """The significance level of an adjusted two-sided p."""
 
+EQUIVALENCE_CONFIDENCE = 0.90
+"""The level of the interval that must lie within a margin of equivalence: two one-sided tests at 5 % each."""
+
 ONE_SIDED_LEVEL = LEVEL / 2
 """The significance level of each of the two one-sided tests behind a verdict."""
 

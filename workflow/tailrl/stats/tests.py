@@ -43,7 +43,9 @@ def paired_difference(first_P: ArrayLike, second_P: ArrayLike) -> Difference:
     return difference_from(np.asarray(first_P, dtype=np.float64) - np.asarray(second_P, dtype=np.float64), 0.0)
 
 
-def difference_from(values_N: ArrayLike, reference: float, exact: Collection[float] = (0.0,)) -> Difference:
+def difference_from(
+    values_N: ArrayLike, reference: float, exact: Collection[float] = (0.0,), confidence: float = CONFIDENCE
+) -> Difference:
     """The mean of independent values, (N,), any unit, minus a fixed number; NaN entries (not measured) are left out.
 
     Values that all agree have no interval, for their variance is unknown. If they are one of the `exact` numbers, they
@@ -58,7 +60,7 @@ def difference_from(values_N: ArrayLike, reference: float, exact: Collection[flo
         if values.size > 1 and any(abs(values[0] - number) < CONSTANT for number in exact):
             return Difference(mean, mean, mean, 1.0 if abs(mean) < CONSTANT else 0.0, values.size)
         return unvaried(mean, values.size)
-    return _difference(mean, stats.ttest_1samp(values - reference, 0.0), values.size)
+    return _difference(mean, stats.ttest_1samp(values - reference, 0.0), values.size, confidence)
 
 
 def arm_difference(first_S: ArrayLike, second_S: ArrayLike) -> Difference:
@@ -139,8 +141,8 @@ def all_hold(*parts: tuple[float, float]) -> tuple[float, float]:
     return float(np.max(holds)), float(np.minimum(1.0, len(parts) * np.min(fails)))
 
 
-def _difference(mean: float, test: Any, n: int) -> Difference:
-    interval = test.confidence_interval(CONFIDENCE)
+def _difference(mean: float, test: Any, n: int, confidence: float = CONFIDENCE) -> Difference:
+    interval = test.confidence_interval(confidence)
     return Difference(mean, float(interval.low), float(interval.high), float(test.pvalue), n)
 
 

@@ -1,4 +1,4 @@
-"""The count of statements by verdict, on the page over all studies and on docs/claims.md."""
+"""The count of statements by verdict, on the page over all studies."""
 
 import re
 import shutil
@@ -47,8 +47,6 @@ def test_a_statement_counts_once_by_the_study_made_for_it(tmp_path: Path) -> Non
     }
     assert len(verdicts) == len(STATEMENTS)
     write_all_studies([tmp_path / "results"], tmp_path)
-    page, table = ((tmp_path / name).read_text(encoding="utf-8") for name in ("index.html", "claims.md"))
-    chips = re.findall(r'<li><span class="chip \w+">([^<]+)</span> (\d+)</li>', page)
-    assert {verdict: int(number) for verdict, number in chips} == Counter(verdicts.values())
-    for verdict, number in chips:
-        assert re.search(rf"(: |, ){verdict} {number}[,.]", table.partition("## In brief")[0])
+    page = (tmp_path / "claims.md").read_text(encoding="utf-8")
+    for verdict, number in Counter(verdicts.values()).items():
+        assert re.search(rf"(: |, ){verdict} {number}[,.]", page.partition("## In brief")[0])

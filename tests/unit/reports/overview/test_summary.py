@@ -1,7 +1,6 @@
 """The words: each verdict for its intervals, arms from their settings, and what ran."""
 
 import dataclasses
-import math
 from typing import Any, get_args, get_origin
 
 import numpy as np
@@ -20,43 +19,8 @@ from tailrl.reports.overview.headline import headline
 from tailrl.reports.overview.summary import summarize
 from tailrl.reports.overview.verdicts import judge
 from tailrl.reports.page import page
-from tailrl.reports.scores.numbers import Comparison, compare_arms, gains_over_base
-from tailrl.reports.scores.page import difference_sentence
+from tailrl.reports.scores.numbers import compare_arms, gains_over_base
 from tailrl.reports.what_ran import what_ran, work_share
-from tailrl.stats.tests import Difference
-
-NAN = math.nan
-ABOVE = Difference(0.05, 0.01, 0.09, 0.02, 3)
-BELOW = Difference(-0.05, -0.09, -0.01, 0.0001, 3)
-UNCLEAR = Difference(0.01, -0.02, 0.04, 0.4, 3)
-TOUCHING = Difference(0.04, 0.0, 0.08, 0.05, 3)
-WIDE = Difference(0.471, 0.219, 0.724, 0.014, 3)
-SINGLE = Difference(0.05, NAN, NAN, NAN, 1)
-NO_VERDICT = "no verdict on the arms: a single seed, or seeds that agree, do not show how much runs differ"
-
-
-def compared(both: Difference, p_holm: float, problems: Difference = ABOVE) -> Comparison:
-    return Comparison("dvp", "naive", "naive", both, p_holm, both, p_holm, problems, 0.02, 12.0, 0.031)
-
-
-@pytest.mark.parametrize(
-    ("both", "p_holm", "words"),
-    [
-        (ABOVE, 0.04, "dvp is above naive: +5.0 [+1.0, +9.0] points{}."),
-        (BELOW, 0.05, "dvp is below naive: -5.0 [-9.0, -1.0] points{}."),
-        (UNCLEAR, 1.0, "no detectable difference: +1.0 [-2.0, +4.0] points{}."),
-        (TOUCHING, 0.05, "dvp is above naive: +4.0 [+0.0, +8.0] points{}."),
-        (TOUCHING, 0.1, "no detectable difference: +4.0 [+0.0, +8.0] points{}."),
-        (WIDE, 0.069, "+47.1 [+21.9, +72.4] points; not confirmed after correction for 5 comparisons (p 0.069){}."),
-        (BELOW, 0.0501, "-5.0 [-9.0, -1.0] points; not confirmed after correction for 5 comparisons (p 0.050){}."),
-        (SINGLE, NAN, f"{NO_VERDICT}{{}}. Between these policies: +5.0 [+1.0, +9.0] points."),
-    ],
-)
-def test_difference_sentence(both: Difference, p_holm: float, words: str) -> None:
-    """Each case: confirmed, an interval with 0, one without 0 that is not confirmed, and no p."""
-    for k3, size in (((0.001, 0.02), " (unmasked k3: naive 0.02, dvp 0.001 nats)"), ((NAN, NAN), "")):
-        text = difference_sentence(compared(both, p_holm), dict(zip(("dvp", "naive"), k3, strict=True)), 5)
-        assert text == f"**dvp against naive**: {words.format(size)}"
 
 
 def words_of(**arm: Any) -> list[str]:
@@ -388,12 +352,10 @@ def test_summary_has_every_arm_and_comparison(whole: tuple[Study, object], resul
     assert text.startswith(f"# synthetic\n\n{listed}\nA made-up study for the report's tests. The same policy")
     for arm in study.arms:
         assert text.count(f"\n| {arm} | ") >= 3
-    assert text.count("** against") == 0
-    asked = [c for c in compare_arms(results, arm_pairs.references(results)) if c.why]
-    assert [line.split("**")[1] for line in text.splitlines() if line.startswith("**")] == [
-        f"{c.first} against {c.second}" for c in asked
-    ]
-    assert "| dvp | naive | naive | " in text
+    asked = [c for c in compared if c.why]
+    differences = text.partition("\n## Differences between arms\n")[2].partition("\n## ")[0]
+    rows = [line.split(" | ")[:3] for line in differences.splitlines() if line.startswith("| ")]
+    assert rows[2:] == [[f"| {c.first}", c.second, c.why] for c in asked]
     claims = text.partition("\n## Claims\n")[2].partition("\n## ")[0]
     spoken = [line for line in verdicts if line.arms]
     assert len([line for line in claims.splitlines() if line.startswith("| ")]) == 2 + len(spoken)

@@ -14,6 +14,7 @@ from tailrl.reports.parts.numbers import (
     PartNumbers,
     PooledLine,
     pooled_changes,
+    pooled_equivalences,
     pooled_lines,
     pooled_measures,
     pooled_slopes,
@@ -182,6 +183,51 @@ def test_one_seed_a_part_is_a_paired_test_of_seeds() -> None:
     first = dict(list(parts.items())[:1])
     assert all(math.isnan(one.difference.low) and one.difference.n == 1
                for one in lines("smollm2_fp8", first).values())  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("differences", "verdict"),
+    [
+        ((0.01, 0.0, -0.01), "level"),  # 0 ± 1.69 points
+        ((0.01, 0.0, 0.011), "level"),  # 0.7 ± 1.03
+        ((0.02, 0.0, 0.022), "not decided"),  # 1.4 ± 2.05
+        ((0.04, 0.041, 0.042), "differs"),
+        ((-0.04, -0.041, -0.042), "differs"),
+        ((0.019, 0.02, 0.0195), "level"),  # above 0, and within the margin
+        ((0.029, 0.03, 0.0305), "not decided"),  # above 0, and one end beyond the margin
+        ((0.5, -0.5, 0.2), "not decided"),
+        ((0.01, 0.01, 0.01), "not decided"),  # no variance, no interval
+        ((0.01,), "not decided"),
+    ],
+)
+def test_two_arms_are_level_where_the_90_percent_interval_is_within_the_margin(
+    differences: tuple[float, ...], verdict: str
+) -> None:
+    pool = Pool.model_validate(
+        {"title": "t", "families": {"f": {"margins": {"a": 0.03}, "of": [{"arms": ["a", "b"], "minus": "c"}]}}}
+    )
+    parts: PartNumbers = {
+        str(n): {
+            POOLED_SCORE: {"a": by_seed([0.5 + one - 0.1, 0.5 + one + 0.1]), "b": by_seed([0.5]), "c": by_seed([0.5])}
+        }
+        for n, one in enumerate(differences)
+    }
+    read = pooled_lines(pool, parts)
+    (one,) = pooled_equivalences(pool, parts, read)
+    n = len(differences)
+    error = np.std(differences, ddof=1) / math.sqrt(n) if n > 1 and np.ptp(differences) > 0 else math.nan
+    half = stats.t.ppf(0.95, n - 1) * error
+    mean = np.mean(differences)
+    assert (one.family, one.arm, one.minus, one.margin, one.verdict) == ("f", "a", "c", 0.03, verdict)
+    assert one.difference.mean == pytest.approx(mean) and one.difference.n == n
+    assert (one.difference.low, one.difference.high) == pytest.approx((mean - half, mean + half), nan_ok=True)
+    # Two one-sided tests of 5 % each, by scipy.
+    if n > 1 and not math.isnan(error):
+        worst = max(
+            stats.ttest_1samp(differences, -0.03, alternative="greater").pvalue,
+            stats.ttest_1samp(differences, 0.03, alternative="less").pvalue,
+        )
+        assert (worst <= 0.05) == (verdict == "level")
 
 
 # --- harm and its size -----------------------------------------------------------------------------------

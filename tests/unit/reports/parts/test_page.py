@@ -165,7 +165,7 @@ def test_a_family_of_greedy_scores_and_one_against_the_untrained_policy(tmp_path
             "title": "Skill",
             "measures": {"greedy score": {"table": "policies.csv", "column": "greedy"}},
             "families": {
-                "greedy": {"measure": "greedy score", "of": [contrast]},
+                "greedy": {"measure": "greedy score", "margins": {"*_dvp": 0.02}, "of": [contrast]},
                 "sampled": {"of": [contrast]},
                 "gain": {"measure": "greedy score", "of": [{"arms": ["exact"], "minus": "base"}]},
             },
@@ -188,6 +188,11 @@ def test_a_family_of_greedy_scores_and_one_against_the_untrained_policy(tmp_path
     page = text_of(tmp_path)
     assert "Differences are in greedy score." in page and page.count("Differences are in") == 3
     assert "| exact | 75.5 % [12.0, 100.0] | 24.5 % [0.0, 88.0] |" in page
+    assert "Not all parts are finished: no verdict is final." in page
+    assert "| least and most | 90 % interval | margin | verdict |" in page
+    assert "| -25.0 to -25.0 | -25.0 | ±2 | not decided |" in page
+    (level,) = read_csv(tmp_path / "equivalence.csv")
+    assert (level["arm"], level["margin"], level["difference_low"]) == ("floor_dvp", "0.02", "")
 
 
 def test_a_family_in_a_measure_that_is_not_there() -> None:

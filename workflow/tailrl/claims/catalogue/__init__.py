@@ -22,7 +22,7 @@ SEVERAL = {
     "warning.*.collapse*": "announces a collapse",
     "warning.*.before_reward": "warns before the falling reward does",
 }
-"""The common text of several claims, by a pattern of their ids."""
+"""The common text of several claims, by a pattern of their ids. Published lines alone are on `across` and `warning`."""
 
 
 class Claim(Settings):
@@ -33,8 +33,7 @@ class Claim(Settings):
         unit: of the effect.
         rule: how the outcome follows from a finding, see `decide`.
         family: claims of one family share Holm's correction; empty for a family of its own.
-        limit: the limit of the endpoint; within: its allowed range.
-        requires: the id of a claim; without it in the same scope this one cannot be reproduced.
+        limit: the limit of the endpoint.
         measure: for trained arms, the name of the endpoint, a function of a topic of reports, that measures the claim.
         arms, against: the compared kinds of arms (`arm_kinds.KINDS`); an arm must be of all kinds in a list.
         apart: settings that may differ between the two, besides vocabulary and correction.
@@ -49,11 +48,9 @@ class Claim(Settings):
     source: str
     endpoint: str
     unit: str
-    rule: Literal["directed", "change", "refutes", "fact", "above", "within", "told"] = "directed"
+    rule: Literal["directed", "change", "refutes", "fact", "above", "told"] = "directed"
     family: str = ""
     limit: float = math.nan
-    within: tuple[float, float] = (math.nan, math.nan)
-    requires: str = ""
     measure: str = ""
     arms: tuple[str, ...] = ()
     against: tuple[str, ...] = ()
@@ -77,7 +74,6 @@ class Statement(Settings):
         part: its heading.
         text: the statement or the question.
         by: ids of the claims that decide it; `*` stands for any part of an id.
-        figures: the figures of a study that show it, the best one first.
         held_by: the test that verifies a definition.
         beyond: why no run at this scale can decide it.
     """
@@ -86,20 +82,13 @@ class Statement(Settings):
     id: str
     text: str
     by: tuple[str, ...] = ()
-    figures: tuple[str, ...] = ()
     held_by: str = ""
     beyond: str = ""
 
 
 def claims_of(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[Claim]:
-    """The claims of a file's entries, by id; an entry with `each` gives one claim per name."""
-    for claim, entry in entries.items():
-        for part, name in entry.get("each", {"": ""}).items():
-            own = {key: value for key, value in {"id": claim, **entry}.items() if key != "each"}
-            for key, value in own.items():
-                if isinstance(value, str):
-                    own[key] = value.replace("{part}", part).replace("{name}", name)
-            yield Claim(**own)
+    """The claims of a file's entries, by id."""
+    return (Claim(id=claim, **entry) for claim, entry in entries.items())
 
 
 def read_claims(*names: str) -> dict[str, Claim]:

@@ -5,6 +5,3 @@ TABLES = ("distributions.csv", "safe_sets.csv", "probability.csv", "histograms.c
 
 FLIP_TABLES = ("flips_by_layer.csv", "flips_by_margin.csv", "flips_by_problem.csv.gz")
 """Those of engines that say which experts they chose."""
-
-FIGURES = {"distributions": ("distributions", "safe_sets", "probability", "signature", "histograms")}
-"""The figures, each with the tables behind it."""

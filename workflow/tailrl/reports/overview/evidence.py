@@ -1,8 +1,8 @@
-"""Evidence for each statement from finished and published studies: their claims.csv files, figures and tables."""
+"""Evidence for each statement from finished and published studies: their claims.csv files."""
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -11,7 +11,6 @@ from pydantic import Field, ValidationError
 
 from tailrl.artifacts.claims import Verdict, read_verdicts, verdicts_of
 from tailrl.artifacts.published import PAGE, is_published, path_of, read_published
-from tailrl.artifacts.tables import read_csv
 from tailrl.claims.catalogue import STATEMENTS, Statement, words_of
 from tailrl.claims.decide import SILENT, outcome_of_lines, outcome_without_lines
 from tailrl.claims.finding import DEFINITION, UNTESTABLE
@@ -19,7 +18,6 @@ from tailrl.config.base import Settings
 from tailrl.config.load import read_yaml
 from tailrl.config.messages import sentences
 from tailrl.config.results import FOLDERS, whole_and_part
-from tailrl.reports.figures import BEHIND, place_of
 from tailrl.runtime.errors import ConfigurationError
 
 PARTS = {"gradients": "gradient_quality", "distributions": "distributions"}
@@ -86,19 +84,11 @@ class StudyResults:
 
     Attributes:
         claims: the lines of its claims.csv files.
-        figures: each with the tables behind it that exist.
-        tables: of its ablations and comparisons, in Markdown.
-        page: its report, or None.
-        remedies: each arm's remedy against tail and mismatch, which may be empty.
         command: the command that makes it again; empty for an archive.
     """
 
     name: str
     claims: tuple[ReportedVerdict, ...]
-    figures: tuple[tuple[Path, tuple[Path, ...]], ...]
-    tables: tuple[Path, ...]
-    page: Path | None
-    remedies: Mapping[str, str]
     command: str
 
 
@@ -234,9 +224,7 @@ def _rest(rest: Sequence[tuple[StudyResults, ReportedVerdict]]) -> str:
 
 
 def _published(root: Path, archives: Collection[str]) -> Iterator[StudyResults]:
-    """The studies of a folder of published results. Their figures are drawn where their pages are shown."""
-    remedies = read_published(root, "arms")
-    ablations = read_published(root, "ablations")
+    """The studies of a folder of published results."""
     for name, rows in read_published(root, "claims").items():
         if name.startswith(SEARCH) or ("/" in name and name.rpartition("/")[2] in FOLDERS):
             continue
@@ -245,16 +233,7 @@ def _published(root: Path, archives: Collection[str]) -> Iterator[StudyResults]:
             ReportedVerdict(**asdict(line) | {"claim": words_of(line.id, line.claim)}, page=root / name / f"{page}.md")
             for page, line in zip(pages, verdicts_of(rows, path_of(root, "claims")), strict=True)
         ]
-        tables = dict.fromkeys(root / name / f"{row[PAGE]}.md" for row in ablations.get(name, []))
-        yield StudyResults(
-            name,
-            tuple(claims),
-            (),
-            tuple(path for path in tables if path.is_file()),
-            root / name / f"{pages[0]}.md",
-            {row["arm"]: row["remedy"] for row in remedies.get(name, [])},
-            "" if name in archives else command_of(name),
-        )
+        yield StudyResults(name, tuple(claims), "" if name in archives else command_of(name))
 
 
 def _tables(folder: Path) -> list[Path]:
@@ -264,30 +243,13 @@ def _tables(folder: Path) -> list[Path]:
 
 
 def _shown(name: str, places: Sequence[Path], command: str) -> StudyResults:
-    pages = {place: _page(place, name) for place in places}
     claims = [
-        ReportedVerdict(**asdict(row) | {"claim": words_of(row.id, row.claim)}, page=page)
-        for place, page in pages.items()
+        ReportedVerdict(**asdict(row) | {"claim": words_of(row.id, row.claim)}, page=_page(place, name))
+        for place in places
         for path in _tables(place)
         for row in read_verdicts(path)
     ]
-    remedies: dict[str, str] = {}
-    for path in (place / table for place in places for table in ("arms.csv", "tables/arms.csv")):
-        if path.is_file():
-            remedies |= {row["arm"]: row["remedy"] for row in read_csv(path, ("arm", "remedy"))}
-    patterns = ("*.svg", "figures/*.svg", "ablations/*.svg")
-    drawn = sorted(path for place in places for pattern in patterns for path in place.glob(pattern))
-    drawn.sort(key=lambda path: place_of(path.stem))
-    figures = []
-    for path in drawn:
-        beside = path.parent, path.parents[1] / "tables"
-        wanted = ([folder / f"{stem}.csv" for folder in beside] for stem in BEHIND.get(path.stem, (path.stem,)))
-        found = (next((table for table in tables if table.is_file()), None) for tables in wanted)
-        figures.append((path, tuple(filter(None, found))))
-    page = next((page for page in pages.values() if page), None)
-    written = (path.with_name(path.name.replace("_claims.csv", ".md")) for place in places for path in _tables(place))
-    tables = tuple(path for path in written if path.suffix == ".md" and path.is_file())
-    return StudyResults(name, tuple(claims), tuple(figures), tables, page, remedies, command)
+    return StudyResults(name, tuple(claims), command)
 
 
 def _page(place: Path, name: str) -> Path | None:

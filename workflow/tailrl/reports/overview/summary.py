@@ -13,13 +13,12 @@ from tailrl.config.study import Study
 from tailrl.page_parts.number_text import LOST, spread
 from tailrl.reports.arm_pairs import references
 from tailrl.reports.curves import mean_of
-from tailrl.reports.mismatch.numbers import mean_k3
 from tailrl.reports.overview.arms import describe_arms
 from tailrl.reports.overview.cards import cards, tally
 from tailrl.reports.overview.headline import headline
 from tailrl.reports.page import render
 from tailrl.reports.scores.numbers import Comparison, Gain, greedy_differences, greedy_scores, policy_scores
-from tailrl.reports.scores.page import comparison_table, difference_sentence
+from tailrl.reports.scores.page import comparison_table
 from tailrl.reports.what_ran import what_ran
 from tailrl.stats.intervals import LEVEL, problem_interval
 from tailrl.tracking import metrics as keys
@@ -49,7 +48,6 @@ def summarize(
     base = results.base.scores[0]
     problems, samples = base.correct_PK.shape
     comparisons = [c for c in compared if c.why]
-    k3 = {arm: mean_k3(results, arm) for arm in results.arms}
     return render(
         "overview/summary.md.j2",
         study=study,
@@ -71,7 +69,6 @@ def summarize(
         last=LAST,
         trained={arm: list(map(spread, _trained(results.runs[arm]).values())) for arm in results.arms},
         compared=comparison_table(comparisons, "tables/differences.csv") if comparisons else "",
-        differences=[difference_sentence(comparison, k3, len(comparisons)) for comparison in comparisons],
         ran=what_ran(results),
     )
 

@@ -1,4 +1,1 @@
 """A study's parts together."""
-
-FIGURES = {"pooled": ("comparisons", "measures")}
-"""The figures, each with the tables behind it."""

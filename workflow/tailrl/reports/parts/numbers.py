@@ -6,8 +6,9 @@ from math import nan
 
 import numpy as np
 
-from tailrl.config.pooled import SCORE, Family, Pool, matching, named
-from tailrl.stats.intervals import Interval, geometric_interval, log_slope, mean_interval
+from tailrl.claims.decide import equivalence
+from tailrl.config.pooled import SCORE, Family, Pool, arm_weights, matching, named
+from tailrl.stats.intervals import EQUIVALENCE_CONFIDENCE, Interval, geometric_interval, log_slope, mean_interval
 from tailrl.stats.tests import NO_DIFFERENCE, Difference, arm_contrast, arm_difference, difference_from, holm
 
 Numbers = Mapping[str, Mapping[int, float]]
@@ -43,6 +44,24 @@ class PooledLine:
     least: float
     most: float
     counts: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PooledEquivalence:
+    """Whether an arm and a sum of others score level: the line of the same family, arm and minus.
+
+    Attributes:
+        difference: the line's, with its 90 % interval; NaN where fewer than two parts are there.
+        margin: of equivalence, a share of 1, as the study's file has it.
+        verdict: see `equivalence`.
+    """
+
+    family: str
+    arm: str
+    minus: str
+    difference: Interval
+    margin: float
+    verdict: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +117,22 @@ def pooled_lines(pool: Pool, parts: PartNumbers) -> list[PooledLine]:
             others = {line.arm: named(family.near.of, line.arm) for line in lines}
             lines = [replace(x, counts=_near(size.get(x.arm), size.get(others[x.arm]), factor)) for x in lines]
         found += lines
+    return found
+
+
+def pooled_equivalences(pool: Pool, parts: PartNumbers, lines: Sequence[PooledLine]) -> list[PooledEquivalence]:
+    """What is said of the lines whose arm has a margin of equivalence, in their order."""
+    found = []
+    for line in lines:
+        family = pool.families[line.family]
+        margin = family.margin(line.arm)
+        if margin is not None:
+            weights = arm_weights(line.arm, line.minus)
+            within = _in_each_part([measures[family.measure] for measures in parts.values()], weights)
+            paired = difference_from(within, 0.0, exact=(), confidence=EQUIVALENCE_CONFIDENCE)
+            interval = Interval(paired.mean, paired.low, paired.high, paired.n)
+            verdict = equivalence(interval, margin, line.difference_p_holm)
+            found.append(PooledEquivalence(line.family, line.arm, line.minus, interval, margin, verdict))
     return found
 
 
@@ -158,7 +193,7 @@ def _lines(pool: Pool, name: str, family: Family, scores: Mapping[str, Numbers])
     """A family's lines, before Holm."""
     for compared in family.of:
         for arm in compared.chosen(_arms(scores.values())):
-            minus, weights = named(compared.minus, arm), compared.weights(arm)
+            minus, weights = named(compared.minus, arm), arm_weights(arm, compared.minus)
             whole = {part: own for part, own in scores.items() if weights.keys() <= own.keys()}
             if pool.unit == "part":
                 yield PooledLine(name, "", arm, minus, *_over(list(whole.values()), weights), True)
@@ -175,13 +210,20 @@ def _over(parts: Sequence[Numbers], weights: Mapping[str, float]) -> tuple[Diffe
     """The mean over parts with its p, a place for Holm's, and the smallest and largest difference of a part."""
     if not parts:
         return NO_DIFFERENCE, nan, nan, nan
-    within = [
-        sum(weight * float(np.mean(list(part[arm].values()))) for arm, weight in weights.items()) for part in parts
-    ]
+    within = _in_each_part(parts, weights)
     several = len(parts) > 1
     # Equal differences are no zeros by nature, as those of an engine without a mismatch are.
     found = difference_from(within, 0.0, exact=()) if several else replace(_within([(parts[0], weights)]), p=nan)
     return found, nan, float(min(within)), float(max(within))
+
+
+def _in_each_part(parts: Iterable[Numbers], weights: Mapping[str, float]) -> list[float]:
+    """The difference in each part that has its arms, of means over seeds."""
+    return [
+        sum(weight * float(np.mean(list(part[arm].values()))) for arm, weight in weights.items())
+        for part in parts
+        if weights.keys() <= part.keys()
+    ]
 
 
 def _within(terms: Sequence[tuple[Numbers, Mapping[str, float]]]) -> Difference:

@@ -19,9 +19,11 @@ from tailrl.reports.page import render
 from tailrl.reports.parts.numbers import (
     POOLED_SCORE,
     PooledChange,
+    PooledEquivalence,
     PooledLine,
     PooledMeasure,
     pooled_changes,
+    pooled_equivalences,
     pooled_lines,
     pooled_measures,
     pooled_slopes,
@@ -52,24 +54,35 @@ def write_pooled(study: Study, folders: Sequence[Path], out: Path) -> None:
     names = [whole_and_part(name)[1] for name in study.pooled_parts]
     parts = read_parts(pool, names, folders)
     lines = pooled_lines(pool, parts)
+    equivalences = pooled_equivalences(pool, parts, lines)
     measures = pooled_measures(pool, parts)
     changes = pooled_changes(pool, parts)
     slopes = pooled_slopes(pool, parts)
     write_csv(out / "comparisons.csv", flat_rows(lines))
     write_csv(out / "measures.csv", flat_rows(measures))
+    if equivalences:
+        write_csv(out / "equivalence.csv", flat_rows(equivalences))
     if pool.against:
         write_csv(out / "changes.csv", flat_rows(changes))
     if pool.slopes:
         write_csv(out / "slopes.csv", flat_rows(slopes))
     if pool.figure:
         save_svg(pooled_figure(pool, pool.figure, lines, measures), out / "pooled.svg")
+    levels = {(one.family, one.arm, one.minus): one for one in equivalences}
     page = render(
         "parts/page.md.j2",
         pool=pool,
         score=POOLED_SCORE,
         parts=list(parts),
         missing=[part for part in names if part not in parts],
-        families={family: [_cells(pool, line) for line in lines if line.family == family] for family in pool.families},
+        families={
+            family: [
+                _cells(pool, line, levels.get((family, line.arm, line.minus)))
+                for line in lines
+                if line.family == family
+            ]
+            for family in pool.families
+        },
         tables=list(_tables(pool, measures, changes)),
         slopes=[[one.measure, one.against, one.arm, _text(one.slope), one.slope.n] for one in slopes],
     )
@@ -143,8 +156,11 @@ def _label_log(axis: Axis, values: Sequence[float]) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def _cells(pool: Pool, line: PooledLine) -> list[str]:
-    """A line of the page's table: the arm, where, the sum of others, the difference, p, and the range within parts."""
+def _cells(pool: Pool, line: PooledLine, level: PooledEquivalence | None) -> list[str]:
+    """A line of the page's table: the arm, where, the sum of others, the difference, p, and the range within parts.
+
+    In a family with margins the 90 % interval, the margin and the verdict follow.
+    """
     ends = [line.least, line.most] if line.counts else []
     return [
         line.arm,
@@ -153,7 +169,14 @@ def _cells(pool: Pool, line: PooledLine) -> list[str]:
         points(line.difference) if line.counts else "the measures differ",
         p_value(line.difference_p_holm) if line.counts else "",
         *([" to ".join(f"{100 * end:+.1f}" for end in ends if not math.isnan(end))] if pool.unit == "part" else []),
+        *(_level_cells(level) if pool.families[line.family].margins else []),
     ]
+
+
+def _level_cells(level: PooledEquivalence | None) -> list[str]:
+    if level is None:
+        return ["", "", ""]
+    return [points(level.difference), f"±{100 * level.margin:g}", level.verdict]
 
 
 def _tables(

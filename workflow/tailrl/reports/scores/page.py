@@ -1,7 +1,7 @@
 """Held-out scores of each arm, and differences between arms: tables, figures, words."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,6 @@ from matplotlib.lines import Line2D
 from tailrl.artifacts.results import Results
 from tailrl.artifacts.tables import flat_rows, write_csv
 from tailrl.config.study import BASE_ARM
-from tailrl.page_parts.number_text import count, p_value, points
 from tailrl.reports.arm_pairs import references
 from tailrl.reports.axes import (
     GREY,
@@ -131,31 +130,6 @@ def _dress_scores(ax: Axes, name: str, arms: int) -> None:
     ax.grid(visible=False, axis="y")
     set_percent_axis(ax)
     ax.set_xlabel(f"{name} on held-out problems")
-
-
-def difference_sentence(comparison: Comparison, k3: Mapping[str, float], comparisons: int) -> str:
-    """The result of one comparison in words.
-
-    Args:
-        comparison: the two arms' difference.
-        k3: mean unmasked k3 KL of each arm, nats (NaN: not recorded), the size of the mismatch.
-        comparisons: the number of reported comparisons, over which Holm corrects p.
-    """
-    first, second, both = comparison.first, comparison.second, comparison.both
-    size = ", ".join(f"{arm} {k3[arm]:.2g}" for arm in (second, first) if not math.isnan(k3[arm]))
-    place = f" (unmasked k3: {size} nats)" if size else ""
-    if math.isnan(both.low):
-        alone = comparison.problems
-        found = "no verdict on the arms: a single seed, or seeds that agree, do not show how much runs differ"
-        return f"**{first} against {second}**: {found}{place}. Between these policies: {points(alone)} points."
-    found, p = f"{points(both)} points", comparison.both_p_holm
-    if p <= LEVEL:
-        found = f"{first} is {'above' if both.mean > 0 else 'below'} {second}: {found}"
-    elif both.low <= 0 <= both.high:
-        found = f"no detectable difference: {found}"
-    else:
-        found += f"; not confirmed after correction for {count(comparisons, 'comparison')} (p {p_value(p)})"
-    return f"**{first} against {second}**: {found}{place}."
 
 
 def comparison_table(comparisons: Sequence[Comparison], others: str) -> str:
