@@ -79,20 +79,6 @@ def plan(
         raise Exit(1)
 
 
-def progress(
-    study: Annotated[str, Argument(metavar="STUDY", help="a study file that runs, or has run", show_default=False)],
-    results: Annotated[Path, Option(metavar="FOLDER", help="where the studies' results lie")] = Path("results"),
-) -> None:
-    """Say what is done of a study that runs, and estimate the time left."""
-    import time
-
-    from tailrl.config.load import read_study
-    from tailrl.planning.progress import progress_page
-
-    for part in read_study(study).each().values():
-        print(progress_page(part, results / part.name, time.time()), end="")
-
-
 def schema(
     of: Annotated[
         str, Argument(metavar="OF", help="study: a study file; diagnosis: `tailrl diagnose --json`")
@@ -551,7 +537,7 @@ def dashboard(results: Folder) -> None:
 
 
 HELP_GROUPS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Study": (check, plan, progress, schema, metrics, download),
+    "Study": (check, plan, schema, metrics, download),
     "Results": (demo, diagnose, explain, watch, probe, card, claims, dashboard),
 }
 """The help's groups of commands, in order."""
