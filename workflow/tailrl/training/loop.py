@@ -68,7 +68,6 @@ def train(run: Run, seed: int, policy_folder: Path, problems_file: Path, out: Pa
     checkpoints = Checkpoints(out / "checkpoints", run.training.keep_checkpoints, identity)
     distributed.join()
     with checkpoints.held() if distributed.is_first() else nullcontext():
-        checkpoints.take_up_older()
         # The first rank decides, since it holds the folder.
         if not distributed.gathered(checkpoints.finished.is_dir())[0]:
             _train(job, policy_folder, checkpoints, wandb_folder, started)
