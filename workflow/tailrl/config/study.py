@@ -29,7 +29,7 @@ from tailrl.config.messages import near, sentences
 from tailrl.config.policy import MADE_MODELS, Policy, PretrainedPolicy, ScratchPolicy, lacking, lies
 from tailrl.config.pooled import BASE_ARM as BASE_ARM
 from tailrl.config.pooled import Pool
-from tailrl.config.results import FOLDERS, collision
+from tailrl.config.results import FOLDERS, RESERVED
 from tailrl.config.sampler import ExactSettings, SamplerSettings
 from tailrl.config.source_files import own_code
 from tailrl.config.tasks import DataSetTask, GeneratedTask, Task
@@ -219,11 +219,11 @@ class Study(Settings):
         for name, engine in self.distributions.engines.items():
             self._check_experts(f"distributions.engines.{name}.sampler", engine.sampler)
         self._check_experts("evaluation.sampler", self.evaluation.sampler)
-        evaluated = dict.fromkeys([BASE_ARM, *self.baseline_evaluations(), *self.all_arms()])
-        parts: list[tuple[str, str, Iterable[str]]] = [("arm", "the arm", evaluated)]
-        parts += [("ablation", "the ablation", self.ablations), ("engine", "the engine", self.distributions.engines)]
-        if words := collision(parts):
-            raise ValueError(words)
+        named = (self.arms, self.ablations, self.distributions.engines)
+        for (key, endings), names in zip(RESERVED.items(), named, strict=True):
+            for name in names:
+                if name.endswith(endings):
+                    raise ValueError(f"{key}.{name}: files of results end so, as {', '.join(endings)}; rename it")
         held_out = self.evaluation.task.problems or 1
         _check_products("evaluation", held_out, "problems", self.evaluation.samples, self.evaluation.max_new_tokens)
         for name, arm in self.all_arms().items():
