@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from tailrl.config.base import HOTTEST, LARGEST_RATE, LARGEST_RATIO, MOST_RESPONSES, MOST_STEPS, MOST_TOKENS, Settings
 from tailrl.runtime.timeouts import MONTH
-from tailrl.tracking.alarm import SIGNALS
+from tailrl.tracking.metrics import SIGNALS
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
@@ -24,7 +24,7 @@ def trainer_dtype(given: TrainerDtype, exact: bool, gpu: bool) -> Literal["float
 
 
 class StopRule(Settings):
-    """Ends a run at the alarm of a metric, as `tailrl.tracking.alarm` defines it."""
+    """Ends a run at the alarm of a metric, as `tailrl.training.stopping` defines it."""
 
     metric: str = Field(description="a metric that training logs, or c_skew, the sum of both parts of C(r)")
     factor: float = Field(

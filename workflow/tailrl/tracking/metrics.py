@@ -130,5 +130,9 @@ VERIFY_AGREEMENT = "verification/agreement"
 VERIFY_PROPOSED = "verification/proposed_per_kept"
 VERIFY_SECONDS = "verification/seconds"
 
+SKEW = "c_skew"  # |C(r)|, summed over tokens of either sign of the advantage: 0 if the mismatch does not depend on it
+SKEWED = (SKEW_POSITIVE, SKEW_NEGATIVE)  # the two parts of it
+SIGNALS = (*METRICS, SKEW)  # what `training.stop_when` may follow
+
 PHASES = ("rollout", "reward", "forward", "backward", "optimizer", "weights", "metrics")
 """The phases of a step that are timed; the rest of the whole step is `other`."""
