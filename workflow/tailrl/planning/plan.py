@@ -11,7 +11,7 @@ from tailrl.config.training import Training
 from tailrl.planning.machine import Machine, machines
 from tailrl.planning.memory import Parts, distribution_bytes, engine_of, peak, trainer_parts
 from tailrl.planning.shapes import Shape, known_shape, shape_of
-from tailrl.planning.times import Phase, rollout_phase, step_phases
+from tailrl.planning.times import rollout_seconds, step_phases
 from tailrl.planning.work import Work, work_of
 from tailrl.runtime.errors import ConfigurationError
 
@@ -33,12 +33,12 @@ class Job:
     machine: Machine  # with as many sequences in flight as the engine has room for
     parts: Parts
     lacking: float  # bytes that the trainer or the engine lacks; 0 if both fit
-    phases: dict[str, Phase]
+    phases: dict[str, float]  # seconds of each
 
     @property
     def step(self) -> float:
         """Seconds of a step."""
-        return sum(phase.seconds for phase in self.phases.values())
+        return sum(self.phases.values())
 
 
 def plan_job(shape: Shape, run: Run, work: Work, machine: Machine, devices: int) -> Job:
@@ -172,7 +172,7 @@ def evaluation_seconds(study: Study, machine: Machine, prompt: int = PROMPT) -> 
     work = Work(problems, responses, prompt, length, study.training.token_budget, longest=length)
     engine = engine_of(shape, evaluation.sampler, work, machine)
     held = machine.model_copy(update={"in_flight": engine.in_flight})
-    return rollout_phase(shape, evaluation.sampler, work, held).seconds
+    return rollout_seconds(shape, evaluation.sampler, work, held)
 
 
 # --- the page ---------------------------------------------------------------------------------------------
@@ -223,27 +223,12 @@ def _memory(plan: StudyPlan) -> Iterator[str]:
 
 
 def _steps(plan: StudyPlan) -> Iterator[str]:
-    """A line for each phase: seconds, those of its floor, and what the floor counts."""
-    machine, phases = plan.machine, plan.jobs[plan.slowest].phases
-    yield f"seconds of a step (arm {plan.slowest}), at the speed of {machine.name}, beside the floor: the least"
-    yield "floating-point operations and bytes, at the rates of its data sheet"
-    yield f"  {'':<22}{'planned':>10}{'floor':>10}{'times':>8}{'10^12 op.':>11}{'GB moved':>10}"
-
-    def line(name: str, seconds: float, floor: float, operations: float, moved: float) -> str:
-        figures = f"{seconds:>10.2f}{floor:>10.2f}{seconds / floor:>8.1f}"
-        return f"  {name:<22}{figures} {operations / 1e12:>10,.1f} {moved / 1e9:>9,.1f}"
-
-    for name, phase in phases.items():
-        yield line(name, phase.seconds, phase.floor(machine), phase.operations, phase.moved)
-    every = phases.values()
-    yield line(
-        "a step",
-        sum(phase.seconds for phase in every),
-        sum(phase.floor(machine) for phase in every),
-        sum(phase.operations for phase in every),
-        sum(phase.moved for phase in every),
-    )
-    if machine.name == Machine().name:
+    """A line for the seconds of each phase."""
+    job = plan.jobs[plan.slowest]
+    yield f"seconds of a step (arm {plan.slowest}), at the speed of {plan.machine.name}"
+    for name, seconds in (*job.phases.items(), ("a step", job.step)):
+        yield f"  {name:<22}{seconds:>10.2f}"
+    if plan.machine.name == Machine().name:
         yield f"  --machine {', '.join(machines())} or a file: another machine's speed"
 
 
