@@ -219,7 +219,7 @@ class Study(Settings):
         for name, engine in self.distributions.engines.items():
             self._check_experts(f"distributions.engines.{name}.sampler", engine.sampler)
         self._check_experts("evaluation.sampler", self.evaluation.sampler)
-        named = (self.arms, self.ablations, self.distributions.engines)
+        named: tuple[Iterable[str], ...] = (self.arms, self.ablations, self.distributions.engines)
         for (key, endings), names in zip(RESERVED.items(), named, strict=True):
             for name in names:
                 if name.endswith(endings):

@@ -77,12 +77,12 @@ class Vocabulary(Kinds):
     @property
     def target(self) -> float | None:
         """The lost mass of a response to which the threshold moves in training; None: it does not."""
-        return None
+        return self._setting("budget", None)
 
     @property
     def easy(self) -> str | None:
         """The threshold of a prompt that is always solved; None: all prompts have one threshold."""
-        return None
+        return self._setting("rho_easy", None)
 
     @property
     def adapts(self) -> bool:
@@ -154,16 +154,6 @@ class ByRho(Vocabulary):
     def rhos(self) -> tuple[str, ...]:
         """rho, and where it adapts to the difficulty rho_easy."""
         return (self.rho,) if self.rho_easy is None else (self.rho, self.rho_easy)
-
-    @property
-    def target(self) -> float | None:
-        """See `budget`."""
-        return self.budget
-
-    @property
-    def easy(self) -> str | None:
-        """See `rho_easy`."""
-        return self.rho_easy
 
     def threshold(self, vocabulary_size: int) -> float:
         """The ln ρ that training starts from."""
