@@ -18,10 +18,10 @@ FROM_CELL: dict[Any, Callable[[str], object]] = {
 
 
 def records_of(rows: Iterable[Mapping[str, str]], kind: type[RecordT]) -> list[RecordT]:
-    """The dataclasses that `artifacts.tables.flat_rows` made rows of; an empty cell of a number is NaN. Other columns are left out.
+    """The dataclasses that `artifacts.tables.flat_rows` made rows of; other columns are left out.
 
-    A field with a default may have no column: a table of before has not what came later. Raises StudyError if another
-    column is missing, or a cell is not of its field's kind.
+    An empty cell of a number is NaN. A field with a default may have no column: a table of before has not what came
+    later. Raises StudyError if another column is missing, or a cell is not of its field's kind.
     """
     return [_record(row, kind, "") for row in rows]
 
