@@ -12,9 +12,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 from tailrl.artifacts.metrics import metrics_line
 from tailrl.config.jobs import Run
 from tailrl.runtime.errors import StorageError, reason, say, writing
@@ -47,7 +44,7 @@ RECENT = 20  # steps whose mean time is expected of the rest: with the responses
 
 
 class Tracker:
-    """Takes one mapping of metrics a step: a line in a file, a point in W&B, progress and alarms on the terminal."""
+    """Takes one mapping of metrics a step: a line in a file, a point in W&B, a line and alarms on the terminal."""
 
     def __init__(
         self, run: Run, seed: int, out: Path, wandb_folder: Path, earlier: Sequence[Mapping[str, float]] = ()
@@ -75,16 +72,9 @@ class Tracker:
             self._new_alarms(step)
         self.mirror = Mirror({"record": record, "metrics": str(metrics), "folder": str(wandb_folder)})
         self.name = f"{run.arm} seed {seed}"
-        self.steps = run.training.steps
         self.recent: deque[float] = deque(maxlen=RECENT)
-        self.progress = _progress() if sys.stderr.isatty() else None
-        self.bar = None
-        if self.progress:
-            self.bar = self.progress.add_task(self.name, total=self.steps, completed=len(earlier), shown="")
 
     def __enter__(self) -> Self:
-        if self.progress:
-            self.progress.start()
         return self
 
     def log(self, metrics: Mapping[str, float]) -> None:
@@ -97,13 +87,11 @@ class Tracker:
                 f"{self.file.name}: a step's metrics, {len(line)} bytes, could not be written: {reason(error)}"
             ) from None
         shown = "  ".join(f"{label} {metrics[key]:.3g}" for key, label in SHOWN.items())
-        if self.progress and self.bar is not None:
-            self.progress.update(self.bar, advance=1, shown=shown)
-        else:
-            self.recent.append(metrics[STEP_SECONDS])
-            done = metrics[STEP] + 1
-            shown += f"  left {(self.steps - done) * sum(self.recent) / len(self.recent) / 60:.1f} min"
-            print(f"{self.name}  step {done:.0f}/{self.steps}  {shown}", file=sys.stderr, flush=True)
+        self.recent.append(metrics[STEP_SECONDS])
+        done = metrics[STEP] + 1
+        steps = self.run.training.steps
+        left = (steps - done) * sum(self.recent) / len(self.recent) / 60
+        print(f"{self.name}  step {done:.0f}/{steps}  {shown}  left {left:.1f} min", file=sys.stderr, flush=True)
         for alarm in self._new_alarms(metrics):
             say(f"{self.name}: alarm {alarm.name} at step {alarm.step:.0f}: {alarm.says}. {alarm.do}")
 
@@ -120,8 +108,6 @@ class Tracker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.progress:
-            self.progress.stop()
         try:
             self.file.close()
         except OSError:
@@ -173,8 +159,3 @@ class Mirror:
             f"warning: W&B lacks something of this run ({why}); metrics.jsonl has all of it, and "
             f"`wandb sync {self.folder}/wandb/*run-*` sends what W&B has written"
         )
-
-
-def _progress() -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, TextColumn("{task.fields[shown]}"), console=Console(stderr=True))
