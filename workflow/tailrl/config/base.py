@@ -55,6 +55,9 @@ def _no_seed_twice(seeds: tuple[int, ...]) -> tuple[int, ...]:
     return seeds
 
 
+Text = Annotated[str, Field(coerce_numbers_to_str=True)]
+"""Text that YAML may take for a number: the name 1 of a part, a threshold of 1e-6."""
+
 Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
 
 Seeds = Annotated[tuple[Seed, ...], Field(min_length=1, max_length=MOST_SEEDS), AfterValidator(_no_seed_twice)]

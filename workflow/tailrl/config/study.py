@@ -19,7 +19,7 @@ from pydantic import (
 from tailrl.config import verl
 from tailrl.config.ablation import Ablation
 from tailrl.config.arm import Arm, ArmBlocks, Correction
-from tailrl.config.base import HOTTEST, LONGEST_NAME, NAME, NAME_RULE, STUDY_NAME, Kinds, Seeds, Settings
+from tailrl.config.base import HOTTEST, LONGEST_NAME, NAME, NAME_RULE, STUDY_NAME, Kinds, Seeds, Settings, Text
 from tailrl.config.curriculum import Curriculum
 from tailrl.config.distributions import ComparedEngine, Distributions, DistributionSettings
 from tailrl.config.gradients import GradientQuality, Gradients
@@ -145,7 +145,7 @@ class Study(Settings):
         description="the pages of a study: its report, that of distributions.engines, that of gradient_quality; none: "
         "the report, and that of the engines where they are named",
     )
-    parts: dict[str, dict[str, Any]] = Field(
+    parts: dict[Text, dict[str, Any]] = Field(
         default_factory=dict,
         description="the study several times, each time with these settings merged in; results/<name>/<part>",
     )
@@ -170,11 +170,6 @@ class Study(Settings):
         if not isinstance(blocks, dict):
             return blocks
         return {name: block for name, block in blocks.items() if block is not None}
-
-    @field_validator("parts", mode="before")
-    @classmethod
-    def _named_by_text(cls, parts: Any) -> Any:
-        return {str(name): settings for name, settings in parts.items()} if isinstance(parts, dict) else parts
 
     def _check_parts(self) -> None:
         parts = self.each()
