@@ -1,12 +1,12 @@
 """The block of a study on training: sizes, optimizer, number format, lengths, and when a run ends."""
 
-import difflib
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from tailrl.config.base import HOTTEST, LARGEST_RATE, LARGEST_RATIO, MOST_RESPONSES, MOST_STEPS, MOST_TOKENS, Settings
+from tailrl.config.messages import near
 from tailrl.runtime.timeouts import MONTH
 from tailrl.tracking.metrics import SIGNALS
 
@@ -38,8 +38,7 @@ class StopRule(Settings):
     @classmethod
     def _logged(cls, metric: str) -> str:
         if metric not in SIGNALS:
-            near = difflib.get_close_matches(metric, SIGNALS, n=1)
-            raise ValueError("training logs no such metric" + (f" (did you mean {near[0]!r}?)" if near else ""))
+            raise ValueError(f"training logs no such metric{near(metric, list(SIGNALS))}")
         return metric
 
     @field_validator("factor")
