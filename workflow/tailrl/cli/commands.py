@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Exit, Option
 
@@ -81,12 +81,11 @@ def plan(
 
 def schema(
     of: Annotated[
-        str, Argument(metavar="OF", help="study: a study file; diagnosis: `tailrl diagnose --json`")
+        Literal["study", "diagnosis"],
+        Argument(metavar="OF", help="study: a study file; diagnosis: `tailrl diagnose --json`"),
     ] = "study",
 ) -> None:
     """Print the JSON schema of a study file, or of a diagnosis."""
-    if of not in ("study", "diagnosis"):
-        raise ConfigurationError(f"{of}: there is a schema of study and of diagnosis")
     if of == "diagnosis":
         from tailrl.diagnosis.record import schema as diagnosis_schema
 
