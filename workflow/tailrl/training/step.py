@@ -19,7 +19,7 @@ from tailrl.config.jobs import Run
 from tailrl.objective.advantages import advantages_of
 from tailrl.objective.batch_rules import resolved
 from tailrl.objective.corrections import normaliser
-from tailrl.objective.loss import LossInputs, loss
+from tailrl.objective.loss import LossInputs, LossOutputs, loss
 from tailrl.objective.safe_set import TokenLogprobs
 from tailrl.rollout import Decoding
 from tailrl.runtime import distributed
@@ -257,11 +257,7 @@ def accumulate_gradients(
                 scored = scorer(model, group)
                 inputs = loss_inputs(group, scored, old_logprobs, len(chosen), run)
                 outputs = loss(inputs, correction=run.correction, clip=run.clip, reference_kl=run.reference_kl)
-                # Outside the set a log-prob has no term in the loss.
-                if not scored.logprobs.logp_full_T.isfinite().all():
-                    raise NumericalError(
-                        f"the loss is {outputs.loss.item()}: the policy's log-probs are no longer finite"
-                    )
+                check_scored(scored, outputs)
             if teaches:
                 with watch.phase("backward"):
                     (outputs.loss if counts else 0 * outputs.loss).backward()  # type: ignore[no-untyped-call]
@@ -299,6 +295,12 @@ def loss_inputs(
         logp_reference_T=logp_reference_T,
         age_T=torch.tensor([sample.age for sample in samples], device=device)[sequence_T],
     )
+
+
+def check_scored(scored: Scored, outputs: LossOutputs) -> None:
+    """Raises NumericalError for a log-prob that is not finite: outside the set it has no term in the loss."""
+    if not scored.logprobs.logp_full_T.isfinite().all():
+        raise NumericalError(f"the loss is {outputs.loss.item()}: the policy's log-probs are no longer finite")
 
 
 def rescaling(run: Run, table: TokenTable) -> float:

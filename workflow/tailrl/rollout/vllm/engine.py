@@ -104,7 +104,8 @@ class VllmSampler(LocalSampler):
                 )
         except (OSError, ValueError, RuntimeError, AssertionError) as error:
             raise ModelError(f"{policy_folder}: vLLM could not start with this policy: {reason(error)}") from error
-        self.sleeps, self.asleep = beside_trainer and gpu, False
+        self.sleeps = beside_trainer and gpu  # whether it may
+        self.asleep = False
         if changed:
             self.llm.collective_rpc("give_classes", args=(changed,))
         self._check_start(gpu)
@@ -254,7 +255,8 @@ class VllmSampler(LocalSampler):
         """See `Sampler.release`: vLLM's sleep mode drops weights and cache. It wakes for the next weights alone."""
         if self.sleeps and not self.asleep:
             self.llm.sleep(level=2)
-            self.asleep, self.has_weights = True, False
+            self.asleep = True
+            self.has_weights = False
 
 
 def make_engine(
