@@ -94,7 +94,9 @@ def _refusals(run: Run) -> Iterator[tuple[str, str]]:
             value = getattr(value, name, None)
         if value and value not in values:
             yield f"{key}: {value}" if isinstance(value, str) else key, why
-    training, correction, clip = run.training, run.correction, run.clip
+    training = run.training
+    correction = run.correction
+    clip = run.clip
     if run.disturbance != Disturbance():
         yield "disturbance", "is made in our own loop alone"
     if training.prompts % training.minibatches:
