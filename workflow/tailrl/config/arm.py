@@ -284,7 +284,7 @@ class Clip(Kinds):
     @property
     def bounds(self) -> tuple[float, float]:
         """How far below and above 1 a ratio may be."""
-        return 1.0, math.inf
+        return self._setting("low", 1.0), self._setting("high", math.inf)
 
     @property
     def limit(self) -> float | None:
@@ -304,11 +304,6 @@ class Bounded(Clip):
     high: float = Field(
         0.2, gt=0, le=LARGEST_RATIO, description="ratios above 1 + high get no gradient if the advantage is > 0"
     )
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """low and high."""
-        return self.low, self.high
 
 
 class Limited(Clip):
