@@ -67,7 +67,7 @@ class Vocabulary(Kinds):
     @property
     def prunes(self) -> bool:
         """Whether the rule leaves out any token."""
-        return True
+        return self.rule != "full"
 
     @property
     def trainer_rule(self) -> str:
@@ -114,11 +114,6 @@ class FullVocabulary(Vocabulary):
         if self.outside != "drop" or self.side != "both":
             raise ValueError("outside and side say nothing with rule: full (nothing is pruned)")
         return self
-
-    @property
-    def prunes(self) -> bool:
-        """No token is left out."""
-        return False
 
 
 class ByRho(Vocabulary):
