@@ -12,8 +12,8 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from findings.lookups import RESULTS, ROOT, samples, settings_of
+from table_records import RecordT, records_of
 from tailrl.artifacts.published import PAGE, SUMMARY, read_published
-from tailrl.artifacts.tables import RecordT, records_of
 from tailrl.reports.ablation.numbers import Point
 from tailrl.reports.ablation.page import ablation_figure
 from tailrl.reports.axes import save_svg

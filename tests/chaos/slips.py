@@ -65,8 +65,8 @@ SLIPS: dict[str, Slip] = {
     ),
     "two spellings of an answer are two answers": Slip(
         "tasks/sources.py",
-        "same_math(other, answer)",
-        "other == answer",
+        "same_math(other, found[key].answer)",
+        "other == found[key].answer",
         "tests/unit/tasks/test_dapo_math.py::test_two_spellings_of_an_answer_are_no_conflict",
     ),
     "a zero times an infinity is no number": Slip(

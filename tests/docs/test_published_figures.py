@@ -10,8 +10,8 @@ from pages_fixture import DOCS
 
 import published_figures
 from docsite.drawn import with_figures
+from table_records import records_of
 from tailrl.artifacts.published import read_published, write_table
-from tailrl.artifacts.tables import records_of
 from tailrl.reports.axes import save_svg, svg_of
 from tailrl.runtime.errors import StudyError
 from tailrl.stats.intervals import Interval

@@ -173,11 +173,11 @@ def test_verls_advantages_are_ours(estimator: str) -> None:
 REFUSED = {
     "estimator: reinforce": {"estimator": "reinforce"},
     "sampler.engine: exact": {"sampler": {"engine": "exact", "dtype": "float32"}},
-    "sampler has verify": {"sampler": {"quantization": "int8"}},
+    "sampler.quantization: int8": {"sampler": {"quantization": "int8"}},
     "disturbance": {"disturbance": {"noise": 0.1}},
     "reference_kl": {"reference_kl": {"coefficient": 0.1}},
     "vocabulary.rule: top_k": {"vocabulary": {"rule": "top_k", "k": 20}},
-    "vocabulary must prune": {"vocabulary": {"rule": "min_p", "rho": "e-13", "outside": "paper_fill"}},
+    "vocabulary.outside: paper_fill": {"vocabulary": {"rule": "min_p", "rho": "e-13", "outside": "paper_fill"}},
     "clip.loss: cispo": {"clip": {"loss": "cispo", "ratio": "recompute"}},
     "clip.ratio: bypass": {"clip": {"ratio": "bypass"}},
     "correction.sequence: is": {"correction": {"sequence": "is"}},

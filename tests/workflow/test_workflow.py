@@ -11,7 +11,6 @@ from cases_fixture import rest_long
 from study_fixture import TINY, Workflow, copy_workflow
 
 from tailrl.config.load import read_study
-from tailrl.config.results import SHARED, places
 
 PREPARED = ["base policy", "problems of the study tiny"]
 REPORTED = ["tables, figures and summary"]
@@ -160,23 +159,6 @@ def test_no_command_holds_settings(workflow: Workflow) -> None:
     assert len(commands) > 250
     assert [command for command in commands if len(command) > 2000 or '{"' in command] == []
     assert set(workflow.folder.rglob("*.json")) == before
-
-
-def test_every_file_of_a_study_is_known_before(workflow: Workflow) -> None:
-    """`tailrl check` computes them, to refuse names that would collide: here are the files that Snakemake makes."""
-    engines = {"vllm": {"sampler": {"engine": "vllm"}}, "noise_floor": {"rescored": 1}}
-    study = workflow.write_study({"distributions": {"engines": engines}, "baselines": [0.5]}, name="places.yaml")
-    targets = ("all", "ablations", "distributions", "equal_mass")
-    listed = workflow.run("snakemake", "--dry-run", "--summary", *targets, "--configfile", study)
-    assert listed.returncode == 0, listed.stdout + listed.stderr
-    rows = [line.split("\t")[0] for line in listed.stdout.splitlines()]
-    outputs = [path.removeprefix("results/tiny/") for path in rows if path.startswith("results/tiny/")]
-    arms = ["naive", "dvp_mis", "rho=e-13", "base", "base@0.5"]
-    named = [("arm", arms), ("ablation", ["rho"]), ("engine", engines)]
-    known = {*SHARED, *(place for kind, names in named for place, _ in places(kind, names))}
-    parts = [path for path in outputs if path.split("/")[0] in ("train", "eval", "ablations", "distributions")]
-    assert len(parts) > 40
-    assert [path for path in parts if not {path, *map(str, Path(path).parents)} & known] == []
 
 
 @pytest.mark.slow

@@ -6,11 +6,12 @@ import pytest
 from claims_fixture import DVP, DVP_MIS, EXACT, MATCHED, NAIVE, NOISE, settings_of
 
 from tailrl.config import arm_kinds
+from tailrl.config.arm_kinds import KINDS
 from tailrl.config.jobs import Run
 from tailrl.config.sampler import Disturbance
 
 CLIP = {"ratio": "recompute", "low": 0.2, "high": 0.2}
-ROLES = (arm_kinds.is_naive, arm_kinds.is_dvp, arm_kinds.is_dvp_mis)
+ROLES = (arm_kinds.is_naive, KINDS["dvp"], KINDS["dvp_mis"])
 
 
 @pytest.mark.parametrize(
@@ -24,9 +25,9 @@ ROLES = (arm_kinds.is_naive, arm_kinds.is_dvp, arm_kinds.is_dvp_mis)
         ({"clip": {"ratio": "bypass"}}, None),
         ({"clip": {"ratio": "decoupled"}}, None),
         ({"vocabulary": {"rule": "top_k", "k": 5}}, None),
-        (DVP, arm_kinds.is_dvp),
-        ({**DVP, "correction": {"veto": 1e-4}}, arm_kinds.is_dvp),
-        (DVP_MIS, arm_kinds.is_dvp_mis),
+        (DVP, KINDS["dvp"]),
+        ({**DVP, "correction": {"veto": 1e-4}}, KINDS["dvp"]),
+        (DVP_MIS, KINDS["dvp_mis"]),
         ({"vocabulary": {"rule": "entropy", "rho": "e-5"}}, None),
         ({"vocabulary": {"rule": "min_p", "rho": "e-5", "side": "sampler"}}, None),
         ({"vocabulary": {"rule": "min_p", "rho": "e-5", "adapt": "budget", "budget": 0.1}}, None),
@@ -48,7 +49,7 @@ INT4 = {"sampler": {"quantization": "int4", "group_size": 32}}
 INT4_TWIN = {"sampler": {**EXACT["sampler"], **INT4["sampler"]}}
 PLACES = (
     arm_kinds.is_mismatched,
-    arm_kinds.has_own_mismatch,
+    KINDS["own_mismatch"],
     arm_kinds.has_no_mismatch,
     arm_kinds.has_exact_engine,
     arm_kinds.is_matched,

@@ -15,10 +15,9 @@ RATES = {"base": "a", "field": "training.learning_rate", "values": [1e-3, 2e-3]}
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"arms": {"a": {}, "a.manifest": {}}}, ("'a'", "'a.manifest'", "eval/a.manifest.json")),
-        ({"arms": {"base.manifest": {}}}, ("'base'", "'base.manifest'", "eval/base.manifest.json")),
-        ({"ablations": {"x": RATES, "x_claims": RATES}}, ("'x'", "'x_claims'", "ablations/x_claims.csv")),
-        ({"distributions": {"engines": {"claims.csv": {}}}}, ("'claims.csv'", "distributions/claims.csv")),
+        ({"arms": {"a": {}, "a.manifest": {}}}, ("arms.a.manifest: files of results end so",)),
+        ({"ablations": {"x_claims": RATES}}, ("ablations.x_claims: files of results end so",)),
+        ({"distributions": {"engines": {"claims.csv": {}}}}, ("distributions.engines.claims.csv: files of",)),
         (
             {
                 "arms": {"a": {}, "b": {"estimator": "grpo"}},

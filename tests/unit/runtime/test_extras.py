@@ -67,7 +67,7 @@ def ends(lacking: Iterable[str], folder: Path, alone: Iterable[str] = ()) -> dic
     log.write_text('{"sampler_logprobs": [-1.0, -2.0], "trainer_logprobs": [-1.0, -2.1]}\n', encoding="utf-8")
     out = str(folder / "out")
     commands = [
-        *(["check", study], ["plan", study], ["progress", study], ["schema"], ["metrics"], ["download", study]),
+        *(["check", study], ["plan", study], ["schema"], ["metrics"], ["download", study]),
         *(["demo", "--no-open", "--out", str(folder / "demo.html")], ["watch", str(log), "--once"]),
         ["explain", str(log), "--model", str(folder / "nowhere")],
         *(["diagnose", str(log)], ["probe", str(folder / "nowhere")], ["claims", out], ["dashboard", out]),

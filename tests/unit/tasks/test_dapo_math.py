@@ -13,9 +13,10 @@ from tailrl.config.tasks.arithmetic import ArithmeticTask
 from tailrl.config.tasks.dapo_math import DapoMathTask
 from tailrl.runtime.errors import StudyError
 from tailrl.tasks import scoring
-from tailrl.tasks.dapo_math import HUB_NAME, load
+from tailrl.tasks.dapo_math import HUB_NAME
 from tailrl.tasks.problem import read_problems, write_problems
 from tailrl.tasks.registry import download_task, load_task
+from tailrl.tasks.registry import load_task as load
 from tailrl.tasks.sources import INSTRUCTION
 
 PUBLISHED = (

@@ -44,11 +44,10 @@ def at_a_glance(step: dict[str, float]) -> dict[str, float]:
 
 @pytest.fixture(autouse=True)
 def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No W&B but what the test asks for, and no terminal."""
+    """No W&B but what the test asks for."""
     for name in [name for name in os.environ if name.startswith("WANDB_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("WANDB_MODE", "disabled")
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: False, raising=False)
 
 
 @pytest.fixture

@@ -373,30 +373,6 @@ def test_a_prompt_with_the_date_is_another_runs_on_the_next_day(
     assert dated.train(dated.settings()).record["resumed_at_steps"] == [2]
 
 
-def test_an_older_run_goes_on_and_says_that_its_prompts_are_not_compared(
-    runs: Runs, undisturbed: Result, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Interrupted, then finished with its results lost: by code that did not note prompts."""
-    made, sentence = loop.fingerprint, f"tailrl: {runs.checkpoints}: of an older run, which did not note its prompts'"
-
-    def older(*arguments: Any) -> dict[str, str]:
-        return {name: value for name, value in made(*arguments).items() if name != "prompts"}
-
-    interrupt_at(monkeypatch, 5)
-    with monkeypatch.context() as patched:
-        patched.setattr(loop, "fingerprint", older)
-        interrupted(runs, runs.settings())
-    assert sentence not in capsys.readouterr().err
-    resumed = runs.train(runs.settings())
-    assert sentence in capsys.readouterr().err
-    assert resumed.same(undisturbed) and resumed.record["resumed_at_steps"] == [4]
-    assert "prompts" not in resumed.record["fingerprint"] and "prompts" in undisturbed.record["fingerprint"]
-    (runs.folder / "out" / "metrics.jsonl").unlink()
-    assert runs.train(runs.settings()).same(undisturbed)
-    said = capsys.readouterr().err
-    assert sentence in said and "this run is finished; its results are restored" in said
-
-
 def test_the_record_has_the_first_prompt(undisturbed: Result, runs: Runs) -> None:
     problem, tokenizer = json.loads((runs.folder / "problems.jsonl").open().readline()), load_tokenizer(runs.policy)
     tokens = tokenizer.encode(problem["prompt"])

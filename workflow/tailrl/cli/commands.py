@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Exit, Option
 
@@ -79,28 +79,13 @@ def plan(
         raise Exit(1)
 
 
-def progress(
-    study: Annotated[str, Argument(metavar="STUDY", help="a study file that runs, or has run", show_default=False)],
-    results: Annotated[Path, Option(metavar="FOLDER", help="where the studies' results lie")] = Path("results"),
-) -> None:
-    """Say what is done of a study that runs, and estimate the time left."""
-    import time
-
-    from tailrl.config.load import read_study
-    from tailrl.planning.progress import progress_page
-
-    for part in read_study(study).each().values():
-        print(progress_page(part, results / part.name, time.time()), end="")
-
-
 def schema(
     of: Annotated[
-        str, Argument(metavar="OF", help="study: a study file; diagnosis: `tailrl diagnose --json`")
+        Literal["study", "diagnosis"],
+        Argument(metavar="OF", help="study: a study file; diagnosis: `tailrl diagnose --json`"),
     ] = "study",
 ) -> None:
     """Print the JSON schema of a study file, or of a diagnosis."""
-    if of not in ("study", "diagnosis"):
-        raise ConfigurationError(f"{of}: there is a schema of study and of diagnosis")
     if of == "diagnosis":
         from tailrl.diagnosis.record import schema as diagnosis_schema
 
@@ -551,7 +536,7 @@ def dashboard(results: Folder) -> None:
 
 
 HELP_GROUPS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Study": (check, plan, progress, schema, metrics, download),
+    "Study": (check, plan, schema, metrics, download),
     "Results": (demo, diagnose, explain, watch, probe, card, claims, dashboard),
 }
 """The help's groups of commands, in order."""

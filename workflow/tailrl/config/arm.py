@@ -284,17 +284,17 @@ class Clip(Kinds):
     @property
     def bounds(self) -> tuple[float, float]:
         """How far below and above 1 a ratio may be."""
-        return 1.0, math.inf
+        return self._setting("low", 1.0), self._setting("high", math.inf)
 
     @property
     def limit(self) -> float | None:
         """Nats to which log-ratios are clamped; None: they are not."""
-        return None
+        return self._setting("log_ratio_limit", None)
 
     @property
     def dual_bound(self) -> float | None:
         """The largest ratio where the advantage is negative; None: any."""
-        return None
+        return self._setting("dual", None)
 
 
 class Bounded(Clip):
@@ -304,11 +304,6 @@ class Bounded(Clip):
     high: float = Field(
         0.2, gt=0, le=LARGEST_RATIO, description="ratios above 1 + high get no gradient if the advantage is > 0"
     )
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """low and high."""
-        return self.low, self.high
 
 
 class Limited(Clip):
@@ -322,11 +317,6 @@ class Limited(Clip):
         "mean of log r, from above alone; vespo: each token's, before their sum; null: nothing is clamped",
     )
 
-    @property
-    def limit(self) -> float | None:
-        """See `log_ratio_limit`."""
-        return self.log_ratio_limit
-
 
 class Dual(Bounded, Limited):
     """A ratio that may also be bounded where the advantage is negative."""
@@ -337,11 +327,6 @@ class Dual(Bounded, Limited):
         le=LARGEST_RATIO,
         description="dual clip: ratios above this get no gradient if the advantage is < 0; null: no bound there",
     )
-
-    @property
-    def dual_bound(self) -> float | None:
-        """See `dual`."""
-        return self.dual
 
 
 class Ppo(Dual):

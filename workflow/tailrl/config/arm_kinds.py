@@ -18,18 +18,7 @@ _REJECTS = ("reject_k1", "reject_k3")
 
 def is_naive(arm: ArmBlocks) -> bool:
     """All tokens, no weight, no veto, no ratio against the sampler's probabilities."""
-    return not arm.vocabulary.prunes and not has_veto(arm) and _unweighted(arm)
-
-
-def is_dvp(arm: ArmBlocks) -> bool:
-    """The min-p set at a fixed ρ on both sides, and no weight; a veto is allowed."""
-    return _min_p_on_both_sides(arm) and _unweighted(arm)
-
-
-def is_dvp_mis(arm: ArmBlocks) -> bool:
-    """The min-p set at a fixed ρ on both sides, and MIS as the only weight; a veto is allowed."""
-    weights = arm.correction.token, arm.correction.sequence
-    return _min_p_on_both_sides(arm) and weights == ("none", "mis") and is_plain(arm) and _no_sampler_ratio(arm)
+    return not arm.vocabulary.prunes and not arm.correction.vetoes and _unweighted(arm)
 
 
 def is_mis(arm: ArmBlocks) -> bool:
@@ -37,30 +26,14 @@ def is_mis(arm: ArmBlocks) -> bool:
     return _corrected(arm, "none", ("mis",))
 
 
-def is_adaptive(arm: ArmBlocks) -> bool:
-    """A threshold that follows the entropy, a budget or the prompt's difficulty, on both sides, and no weight."""
-    moves = isinstance(arm.vocabulary, Entropy) or arm.vocabulary.adapts
-    return moves and arm.vocabulary.side == "both" and _unweighted(arm)
-
-
 def is_pruned(arm: ArmBlocks) -> bool:
     """Any safe set on both sides."""
     return arm.vocabulary.prunes and arm.vocabulary.side == "both"
 
 
-def has_papers_rho(arm: ArmBlocks) -> bool:
-    """The threshold of arXiv 2512.23087."""
-    return isinstance(arm.vocabulary, ByRho) and arm.vocabulary.rho == "e-13"
-
-
-def has_veto(arm: ArmBlocks) -> bool:
-    """A veto, with or without a weight."""
-    return arm.correction.vetoes
-
-
 def rejects_by(name: str, ratio: str = "r_corr") -> Role:
     """Rejection by this mean of a ratio, reject_k1 or reject_k3, on all tokens, and nothing else."""
-    return lambda arm: _corrected(arm, "none", (name,), ratio) and not has_veto(arm)
+    return lambda arm: _corrected(arm, "none", (name,), ratio) and not arm.correction.vetoes
 
 
 def clips_by(ratio: str) -> Role:
@@ -71,7 +44,7 @@ def clips_by(ratio: str) -> Role:
         if not isinstance(clip, Ppo) or clip.ratio != ratio or clip.limit is not None or clip.dual is not None:
             return False
         weights = arm.correction.token, arm.correction.sequence
-        return weights == ("none", "none") and not arm.vocabulary.prunes and is_plain(arm) and not has_veto(arm)
+        return weights == ("none", "none") and not arm.vocabulary.prunes and is_plain(arm) and not arm.correction.vetoes
 
     return clips
 
@@ -91,17 +64,12 @@ def is_disturbed(arm: ArmBlocks) -> bool:
 
 def is_matched(arm: ArmBlocks) -> bool:
     """Whether the trainer has the same disturbance, or the number formats of a quantised engine (matched control)."""
-    return arm.disturbance.side == "both" or _is_twin(arm)
+    return arm.disturbance.side == "both" or (arm.sampler.quantizes_trainer and not is_disturbed(arm))
 
 
 def has_exact_engine(arm: ArmBlocks) -> bool:
     """The exact engine without disturbance, in the trainer's own numbers: zero mismatch."""
     return arm.sampler.TRAINERS_BITS and not is_disturbed(arm) and not arm.sampler.quantized
-
-
-def _is_twin(arm: ArmBlocks) -> bool:
-    """The trainer computes as a quantised engine does, and samples: no mismatch, but another policy is trained."""
-    return arm.sampler.quantizes_trainer and not is_disturbed(arm)
 
 
 def has_no_mismatch(arm: ArmBlocks) -> bool:
@@ -113,11 +81,6 @@ def has_no_mismatch(arm: ArmBlocks) -> bool:
     return has_exact_engine(arm) or (arm.sampler.verify and not is_matched(arm))
 
 
-def has_own_mismatch(arm: ArmBlocks) -> bool:
-    """An engine other than the exact one, without disturbance or verification: the mismatch is the engine's own."""
-    return not is_disturbed(arm) and not has_no_mismatch(arm) and not is_matched(arm)
-
-
 def is_mismatched(arm: ArmBlocks) -> bool:
     """The engine's own mismatch or a disturbed sampler; a matched control or a verified arm is neither."""
     return not has_no_mismatch(arm) and not is_matched(arm)
@@ -126,8 +89,14 @@ def is_mismatched(arm: ArmBlocks) -> bool:
 KINDS: dict[str, Role] = {
     "naive": is_naive,
     "remedy": lambda arm: not is_naive(arm),
-    "dvp": is_dvp,
-    "dvp_mis": is_dvp_mis,
+    # The min-p set at a fixed ρ on both sides, without a weight, and with MIS as the only one; a veto is allowed.
+    "dvp": lambda arm: _min_p_on_both_sides(arm) and _unweighted(arm),
+    "dvp_mis": lambda arm: (
+        _min_p_on_both_sides(arm)
+        and (arm.correction.token, arm.correction.sequence) == ("none", "mis")
+        and is_plain(arm)
+        and _no_sampler_ratio(arm)
+    ),
     "mis": is_mis,
     # On all tokens, without other weights; a veto is allowed.
     "truncated": lambda arm: _corrected(arm, "tis", ("none",)),
@@ -136,17 +105,24 @@ KINDS: dict[str, Role] = {
     "rejects_k1": rejects_by("reject_k1"),
     "rejects_k3": rejects_by("reject_k3"),
     "rejects_k3_of_r_ppo": rejects_by("reject_k3", "r_ppo"),
-    "adaptive": is_adaptive,
-    "papers_rho": has_papers_rho,
+    # A threshold that follows the entropy, a budget or the prompt's difficulty, on both sides, and no weight.
+    "adaptive": lambda arm: (
+        (isinstance(arm.vocabulary, Entropy) or arm.vocabulary.adapts)
+        and arm.vocabulary.side == "both"
+        and _unweighted(arm)
+    ),
+    # Of arXiv 2512.23087.
+    "papers_rho": lambda arm: isinstance(arm.vocabulary, ByRho) and arm.vocabulary.rho == "e-13",
     "pruned": is_pruned,
-    "veto": has_veto,
+    "veto": lambda arm: arm.correction.vetoes,
     "recompute": clips_by("recompute"),
     "bypass": clips_by("bypass"),
     "scored_first": is_scored_first,
     "matched": is_matched,
     "exact_engine": has_exact_engine,
     "no_mismatch": has_no_mismatch,
-    "own_mismatch": has_own_mismatch,
+    # An engine other than the exact one, without disturbance or verification.
+    "own_mismatch": lambda arm: is_mismatched(arm) and not is_disturbed(arm),
     "mismatched": is_mismatched,
 }
 """The kinds by their names in the catalogue of claims."""

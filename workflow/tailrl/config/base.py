@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -20,6 +20,8 @@ from pydantic import (
 from pydantic_core import CoreSchema, core_schema
 
 from tailrl.runtime.import_path import FORM, is_import_path
+
+Value = TypeVar("Value")
 
 LONGEST_NAME = 100
 """Characters. A study's and an arm's name together, with the date and a digest, are one name of a folder of W&B's."""
@@ -52,6 +54,9 @@ def _no_seed_twice(seeds: tuple[int, ...]) -> tuple[int, ...]:
         raise ValueError(f"the same seed is given twice: {list(seeds)}")
     return seeds
 
+
+Text = Annotated[str, Field(coerce_numbers_to_str=True)]
+"""Text that YAML may take for a number: the name 1 of a part, a threshold of 1e-6."""
 
 Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
 
@@ -140,6 +145,11 @@ class Kinds(Settings):
 
     def __new__(cls, /, **settings: Any) -> Self:
         return super().__new__(cls.kind_of(settings) or cls)
+
+    def _setting(self, name: str, otherwise: Value) -> Value:
+        """A setting that only some forms have; this value where the form has none."""
+        found: Value = getattr(self, name, otherwise)
+        return found
 
     @classmethod
     def kinds(cls) -> dict[str, type[Self]]:

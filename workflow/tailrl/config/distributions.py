@@ -2,14 +2,14 @@
 
 import math
 import re
-from typing import Any, Self
+from typing import Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from tailrl.config.base import LARGEST_SEED, MOST_PROBLEMS, MOST_TOKENS, NAME, NAME_RULE, Settings
 from tailrl.config.sampler import Disturbance, ExactSettings, SamplerSettings, TransformersSettings, VllmSettings
 from tailrl.config.training import TrainerDtype, trainer_dtype
-from tailrl.config.vocabulary import MinP
+from tailrl.config.vocabulary import Rho
 from tailrl.runtime.errors import one_line
 
 HEAD_BELOW, TAIL_FROM = 1.0, 5.0
@@ -79,7 +79,7 @@ class DistributionSettings(Settings):
         le=MOST_TOKENS,
         description="one position in so many is compared; the response's seed chooses the first",
     )
-    rho: tuple[str, ...] = Field(
+    rho: tuple[Rho, ...] = Field(
         ("e-13", "0.34/V"), min_length=1, description="thresholds of the min-p sets, as an arm's rho is written"
     )
     seed: int = Field(0, ge=0, le=LARGEST_SEED, description="seed of the responses")
@@ -91,16 +91,6 @@ class DistributionSettings(Settings):
             if not re.fullmatch(NAME, name):
                 raise ValueError(f"{one_line(repr(name))} cannot name an engine: {NAME_RULE}")
         return engines
-
-    @field_validator("rho", mode="before")
-    @classmethod
-    def _thresholds(cls, rhos: Any) -> Any:
-        if not isinstance(rhos, list | tuple):
-            return rhos
-        try:
-            return tuple(MinP(rule="min_p", rho=rho).rho for rho in rhos)
-        except ValidationError:
-            raise ValueError("write each as e-13, 1e-6 or 0.34/V, with a value in (0, 1]") from None
 
 
 class Distributions(Settings):

@@ -139,24 +139,19 @@ def read_config(path: str | Path) -> dict[str, Any]:
     """
     config: dict[str, Any] = {}
     try:
-        for _, below in _files(path):
+        for below in _files(path):
             config = merged(below, config)
     except RecursionError:
         raise ConfigurationError(f"{one_line(path)}: holds a mapping that holds itself") from None
     return config
 
 
-def files_of(path: str | Path) -> list[Path]:
-    """The resolved paths of a study's file and of those that it extends; raises StudyError as `read_config` does."""
-    return [file for file, _ in _files(path)]
-
-
-def _files(path: str | Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """A study's file and those below it, each with its own settings but `extends`."""
+def _files(path: str | Path) -> Iterator[dict[str, Any]]:
+    """The settings of a study's file and of those below it, without `extends`."""
     config, file, read = read_yaml(path), Path(path), [Path(path).resolve()]
     while True:
         base = config.pop("extends", None)
-        yield read[-1], config
+        yield config
         if base is None:
             return
         if not isinstance(base, str):

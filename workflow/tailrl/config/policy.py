@@ -60,7 +60,7 @@ class Policy(Kinds):
     @property
     def folder(self) -> str | None:
         """The folder, or the name on the hub, of a pretrained policy; None: it is made from scratch."""
-        return None
+        return self._setting("path", None)
 
 
 class ScratchPolicy(Policy):
@@ -151,8 +151,3 @@ class PretrainedPolicy(Policy):
 
     source: Literal["pretrained"]
     path: str = Field(min_length=1, description="a folder in Hugging Face format, or a model's name on the hub")
-
-    @property
-    def folder(self) -> str:
-        """See `path`."""
-        return self.path

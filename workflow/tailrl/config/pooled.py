@@ -2,11 +2,11 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from tailrl.config.base import LARGEST_RATIO, Settings
+from tailrl.config.base import LARGEST_RATIO, Settings, Text
 
 SCORE = "avg@k"
 """The measure that is always there: the held-out score of the last policy, a share of 1."""
@@ -74,7 +74,7 @@ class Family(Settings):
     measure: str = Field(SCORE, description="what the differences are in: the held-out score, or a measure of scores")
     primary: bool = Field(False, description="whether it is a primary endpoint")
     holm: Literal["family", "part"] = Field("family", description="whose lines share Holm's correction")
-    between: tuple[str, str] | None = Field(None, description="the difference in one part minus that in another")
+    between: tuple[Text, Text] | None = Field(None, description="the difference in one part minus that in another")
     near: Near | None = Field(None, description="which lines count; null: all")
     margins: dict[str, Annotated[float, Field(gt=0, lt=1)]] = Field(
         default_factory=dict,
@@ -122,10 +122,10 @@ class Pool(Settings):
         description="what intervals are over. part: the parts repeat each other, and differences are paired within a "
         "part. seed: the parts differ in a setting, and intervals are over each part's seeds",
     )
-    parts: tuple[str, ...] = Field((), description="the parts that are pooled; none: all")
+    parts: tuple[Text, ...] = Field((), description="the parts that are pooled; none: all")
     families: dict[str, Family] = Field(default_factory=dict, description="differences of held-out scores, by family")
     measures: dict[str, MeasureColumn] = Field(default_factory=dict, description="columns of the parts' tables")
-    against: str | None = Field(
+    against: Text | None = Field(
         None,
         description="a part that the others' score and measures are compared with, arm by arm (unit: seed)",
     )
@@ -177,14 +177,6 @@ class Pool(Settings):
                     for word in arm_weights(arm, contrast.minus):
                         if word not in counts and word != BASE_ARM:
                             raise ValueError(f"pooled.families.{name}.minus: no part has an arm {word}")
-
-    @field_validator("parts", "against", mode="before")
-    @classmethod
-    def _names(cls, names: Any) -> Any:
-        # YAML takes 1 for a number.
-        if isinstance(names, list | tuple):
-            return tuple(str(name) for name in names)
-        return str(names) if isinstance(names, int | float) else names
 
     @model_validator(mode="after")
     def _known(self) -> Self:

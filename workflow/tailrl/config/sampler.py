@@ -48,7 +48,7 @@ class SamplerSettings(Kinds):
     @property
     def formats(self) -> "FewBits | None":
         """The settings as those of an engine whose weights, keys and values may have few bits; None for another."""
-        return None
+        return self if isinstance(self, FewBits) else None
 
     @property
     def quantizes(self) -> bool:
@@ -68,23 +68,23 @@ class SamplerSettings(Kinds):
     @property
     def few_bit_trainer(self) -> bool:
         """Whether the trainer computes with the engine's few bits, of a twin or as a remedy."""
-        return self.quantizes_trainer
+        return self.quantizes_trainer or self._setting("quantized_trainer", False)
 
     @property
     def sharing(self) -> int:
         """Ranks that share one engine."""
-        return 1
+        return self._setting("tensor_parallel", 1)
 
     @property
     def reserved(self) -> float | None:
         """The share of a GPU's memory that the engine takes at its start, and gives away while a trainer works; null:
         it takes what it needs."""
-        return None
+        return self._setting("gpu_memory_utilization", None)
 
     @property
     def says_routes(self) -> bool:
         """Whether the engine says which experts of a mixture it chose."""
-        return False
+        return self._setting("routes", False)
 
     def check_temperature(self, key: str, temperature: float) -> None:
         """Raises ValueError, which names the key, for a temperature that the engine refuses once it samples."""
@@ -112,11 +112,6 @@ class FewBits(SamplerSettings):
     group_size: Literal[32, 64, 128] | None = Field(
         None, description="inputs of an int4 weight that share a scale; null: all inputs of an output channel"
     )
-
-    @property
-    def formats(self) -> "FewBits":
-        """These settings."""
-        return self
 
     @model_validator(mode="after")
     def _grouped(self) -> Self:
@@ -164,26 +159,6 @@ class VllmSettings(FewBits):
         description="vLLM says which experts of a mixture it chose for every token, so that flips are counted and "
         "training.routing_replay can use them; it then runs a prompt once for each of its responses",
     )
-
-    @property
-    def few_bit_trainer(self) -> bool:
-        """See `quantized_trainer`."""
-        return self.quantized_trainer
-
-    @property
-    def sharing(self) -> int:
-        """See `tensor_parallel`."""
-        return self.tensor_parallel
-
-    @property
-    def reserved(self) -> float:
-        """See `gpu_memory_utilization`."""
-        return self.gpu_memory_utilization
-
-    @property
-    def says_routes(self) -> bool:
-        """See `routes`."""
-        return self.routes
 
     @model_validator(mode="after")
     def _possible(self) -> Self:

@@ -19,7 +19,7 @@ from pydantic import (
 from tailrl.config import verl
 from tailrl.config.ablation import Ablation
 from tailrl.config.arm import Arm, ArmBlocks, Correction
-from tailrl.config.base import HOTTEST, LONGEST_NAME, NAME, NAME_RULE, STUDY_NAME, Kinds, Seeds, Settings
+from tailrl.config.base import HOTTEST, LONGEST_NAME, NAME, NAME_RULE, STUDY_NAME, Kinds, Seeds, Settings, Text
 from tailrl.config.curriculum import Curriculum
 from tailrl.config.distributions import ComparedEngine, Distributions, DistributionSettings
 from tailrl.config.gradients import GradientQuality, Gradients
@@ -29,7 +29,7 @@ from tailrl.config.messages import near, sentences
 from tailrl.config.policy import MADE_MODELS, Policy, PretrainedPolicy, ScratchPolicy, lacking, lies
 from tailrl.config.pooled import BASE_ARM as BASE_ARM
 from tailrl.config.pooled import Pool
-from tailrl.config.results import FOLDERS, collision
+from tailrl.config.results import FOLDERS, RESERVED
 from tailrl.config.sampler import ExactSettings, SamplerSettings
 from tailrl.config.source_files import own_code
 from tailrl.config.tasks import DataSetTask, GeneratedTask, Task
@@ -145,7 +145,7 @@ class Study(Settings):
         description="the pages of a study: its report, that of distributions.engines, that of gradient_quality; none: "
         "the report, and that of the engines where they are named",
     )
-    parts: dict[str, dict[str, Any]] = Field(
+    parts: dict[Text, dict[str, Any]] = Field(
         default_factory=dict,
         description="the study several times, each time with these settings merged in; results/<name>/<part>",
     )
@@ -170,11 +170,6 @@ class Study(Settings):
         if not isinstance(blocks, dict):
             return blocks
         return {name: block for name, block in blocks.items() if block is not None}
-
-    @field_validator("parts", mode="before")
-    @classmethod
-    def _named_by_text(cls, parts: Any) -> Any:
-        return {str(name): settings for name, settings in parts.items()} if isinstance(parts, dict) else parts
 
     def _check_parts(self) -> None:
         parts = self.each()
@@ -219,11 +214,11 @@ class Study(Settings):
         for name, engine in self.distributions.engines.items():
             self._check_experts(f"distributions.engines.{name}.sampler", engine.sampler)
         self._check_experts("evaluation.sampler", self.evaluation.sampler)
-        evaluated = dict.fromkeys([BASE_ARM, *self.baseline_evaluations(), *self.all_arms()])
-        parts: list[tuple[str, str, Iterable[str]]] = [("arm", "the arm", evaluated)]
-        parts += [("ablation", "the ablation", self.ablations), ("engine", "the engine", self.distributions.engines)]
-        if words := collision(parts):
-            raise ValueError(words)
+        named: tuple[Iterable[str], ...] = (self.arms, self.ablations, self.distributions.engines)
+        for (key, endings), names in zip(RESERVED.items(), named, strict=True):
+            for name in names:
+                if name.endswith(endings):
+                    raise ValueError(f"{key}.{name}: files of results end so, as {', '.join(endings)}; rename it")
         held_out = self.evaluation.task.problems or 1
         _check_products("evaluation", held_out, "problems", self.evaluation.samples, self.evaluation.max_new_tokens)
         for name, arm in self.all_arms().items():

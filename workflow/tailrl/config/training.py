@@ -1,14 +1,14 @@
 """The block of a study on training: sizes, optimizer, number format, lengths, and when a run ends."""
 
-import difflib
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from tailrl.config.base import HOTTEST, LARGEST_RATE, LARGEST_RATIO, MOST_RESPONSES, MOST_STEPS, MOST_TOKENS, Settings
+from tailrl.config.messages import near
 from tailrl.runtime.timeouts import MONTH
-from tailrl.tracking.alarm import SIGNALS
+from tailrl.tracking.metrics import SIGNALS
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
@@ -24,7 +24,7 @@ def trainer_dtype(given: TrainerDtype, exact: bool, gpu: bool) -> Literal["float
 
 
 class StopRule(Settings):
-    """Ends a run at the alarm of a metric, as `tailrl.tracking.alarm` defines it."""
+    """Ends a run at the alarm of a metric, as `tailrl.training.stopping` defines it."""
 
     metric: str = Field(description="a metric that training logs, or c_skew, the sum of both parts of C(r)")
     factor: float = Field(
@@ -38,8 +38,7 @@ class StopRule(Settings):
     @classmethod
     def _logged(cls, metric: str) -> str:
         if metric not in SIGNALS:
-            near = difflib.get_close_matches(metric, SIGNALS, n=1)
-            raise ValueError("training logs no such metric" + (f" (did you mean {near[0]!r}?)" if near else ""))
+            raise ValueError(f"training logs no such metric{near(metric, list(SIGNALS))}")
         return metric
 
     @field_validator("factor")

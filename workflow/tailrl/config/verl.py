@@ -1,23 +1,24 @@
 """An arm of a study as lines of verl's command: what verl 0.9.1 trains as our own loop does, and what is refused.
 
-The lines are Hydra's overrides of `verl.trainer.main_ppo`. A key stands in verl's `trainer/config/ppo_trainer.yaml` or
+The lines are Hydra's overrides of `verl.trainer.main_ppo`; `verl.yaml` has those of every arm, and the values that verl
+knows of each setting. A key stands in verl's `trainer/config/ppo_trainer.yaml` or
 in a file that it includes; `docs/how-to/verl-study.md` has the table.
 """
 
 import math
 from collections.abc import Iterator
 
-from tailrl.config.arm import Bounded, Clip, Correction, Limited
+from tailrl.config.arm import Bounded, Clip, Correction
 from tailrl.config.jobs import Run
 from tailrl.config.sampler import Disturbance, VllmSettings
-from tailrl.config.vocabulary import FullVocabulary, MinP, log_rho
+from tailrl.config.vocabulary import log_rho
+from tailrl.runtime.data_files import yaml_beside
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
 CORRECTION = "algorithm.rollout_correction"
 
-ESTIMATORS = {"rloo": "rloo", "grpo": "grpo"}
-"""The estimators of advantages that verl has too, by its names."""
+DATA = yaml_beside(__file__, "verl.yaml")
 
 VERLS_LIMIT = 20.0
 """Nats, to which verl clamps every log-ratio."""
@@ -43,7 +44,7 @@ def train_lines(run: Run, vocabulary_size: int, seed: int) -> list[str]:
     check(run)
     training = run.training
     lines = [
-        "trainer.v1.trainer_mode=tailrl",
+        *DATA["lines"],
         f"trainer.total_training_steps={training.steps}",
         f"trainer.save_freq={training.checkpoint_every}",
         # With 1 verl removes the last checkpoint before it notes the new one.
@@ -51,28 +52,18 @@ def train_lines(run: Run, vocabulary_size: int, seed: int) -> list[str]:
         f"data.seed={seed}",
         f"data.train_batch_size={training.prompts}",
         f"data.max_response_length={training.max_new_tokens}",
-        f"algorithm.adv_estimator={ESTIMATORS[run.estimator]}",
-        "algorithm.use_kl_in_reward=false",
-        f"{ACTOR}.use_kl_loss=false",
-        f"{ACTOR}.entropy_coeff=0",
-        f"{ACTOR}.loss_agg_mode=seq-mean-token-sum",
-        f"{ACTOR}.ppo_epochs=1",
-        f"{ACTOR}.use_dynamic_bsz=true",
+        f"algorithm.adv_estimator={run.estimator}",
         f"{ACTOR}.ppo_mini_batch_size={training.prompts // training.minibatches}",
         f"{ACTOR}.data_loader_seed={seed}",
         f"{ACTOR}.optim.clip_grad={training.max_grad_norm}",
         f"{ACTOR}.optim.lr={training.learning_rate}",
         f"{ACTOR}.optim.betas=[{training.betas[0]},{training.betas[1]}]",
         f"{ACTOR}.optim.weight_decay={training.weight_decay}",
-        f"{ACTOR}.optim.lr_scheduler_type=constant",
         f"{ACTOR}.optim.lr_warmup_steps={training.warmup_steps}",
         f"actor_rollout_ref.model.enable_gradient_checkpointing={str(training.activation_checkpointing).lower()}",
-        f"{ROLLOUT}.name=vllm",
         f"{ROLLOUT}.dtype={run.sampler.dtype}",
         f"{ROLLOUT}.n={training.group_size}",
         f"{ROLLOUT}.temperature={training.temperature}",
-        f"{ROLLOUT}.calculate_log_probs=true",
-        f"{ROLLOUT}.log_prob_use_dynamic_bsz=true",
         f"{ROLLOUT}.tensor_model_parallel_size={run.sampler.sharing}",
     ]
     if run.sampler.reserved is not None:
@@ -97,77 +88,36 @@ def check(run: Run) -> None:
 
 def _refusals(run: Run) -> Iterator[tuple[str, str]]:
     """The keys of an arm that verl cannot follow, each with the reason."""
-    training, sampler, vocabulary = run.training, run.sampler, run.vocabulary
-    if run.estimator not in ESTIMATORS:
-        yield f"estimator: {run.estimator}", f"is none of the two that verl computes alike, {', '.join(ESTIMATORS)}"
-    if not isinstance(sampler, VllmSettings):
-        yield f"sampler.engine: {sampler.engine}", "is no engine of the plugin: it takes vllm alone"
-    elif sampler.verify or sampler.routes or sampler.quantized:
-        yield "sampler", "has verify, routes or few bits, which verl's engine does not have"
+    for key, (values, why) in DATA["taken"].items():
+        value: object = run
+        for name in key.split("."):
+            value = getattr(value, name, None)
+        if value and value not in values:
+            yield f"{key}: {value}" if isinstance(value, str) else key, why
+    training = run.training
+    correction = run.correction
+    clip = run.clip
     if run.disturbance != Disturbance():
         yield "disturbance", "is made in our own loop alone"
-    if run.curriculum is not None:
-        yield "curriculum", "is a part of our own loop"
-    if run.reference_kl is not None:
-        yield "reference_kl", "is infinite beside DVP, and other than ours without it: leave it out"
-    if vocabulary.prunes and not (isinstance(vocabulary, MinP) and vocabulary.adapt == "none"):
-        yield f"vocabulary.rule: {vocabulary.rule}", "is not what the plugin prunes by: min_p with a fixed rho"
-    if not isinstance(vocabulary, FullVocabulary) and (vocabulary.side != "both" or vocabulary.outside != "drop"):
-        yield "vocabulary", "must prune on both sides and drop what lies outside, as the plugin does"
-    if training.optimizer != "adamw":
-        yield f"training.optimizer: {training.optimizer}", "is not what the lines ask for: adamw"
-    if training.loss_mean != "all":
-        yield f"training.loss_mean: {training.loss_mean}", "is not verl's mean, which is over all responses"
-    if training.stop_when is not None or training.snapshot_every is not None or training.routing_replay:
-        yield "training", "has stop_when, snapshot_every or routing_replay, parts of our own loop"
     if training.prompts % training.minibatches:
         yield "training.minibatches", f"must divide the {training.prompts} prompts: verl's minibatches are of prompts"
-    if training.minibatches > 1 and run.clip is None:
+    if training.minibatches > 1 and clip is None:
         yield "training.minibatches", "need a clip: verl's later updates on the same rollouts weigh by the ratio"
-    yield from _refused_loss(run.clip)
-    yield from _refused_weights(run.correction, run.clip)
-
-
-def _refused_loss(clip: Clip | None) -> Iterator[tuple[str, str]]:
-    if clip is None:
-        return
-    if clip.loss != "ppo":
-        yield f"clip.loss: {clip.loss}", "is not translated: ppo is"
-    if isinstance(clip, Limited) and clip.log_ratio_limit not in (None, VERLS_LIMIT):
-        yield "clip.log_ratio_limit", f"is another one than verl's {VERLS_LIMIT:g}"
-    if clip.proximal != "recompute":
-        yield f"clip.proximal: {clip.proximal}", "is computed in our own loop alone"
-    if clip.ratio == "bypass":
-        yield "clip.ratio: bypass", "takes the sampler's log-probs for the trainer's, which the plugin refuses"
-
-
-def _refused_weights(correction: Correction, clip: Clip | None) -> Iterator[tuple[str, str]]:
-    decoupled = clip is not None and clip.ratio == "decoupled"
-    if correction.token not in ("none", "tis", "mask"):
-        yield f"correction.token: {correction.token}", "is not translated: tis and mask are"
-    if correction.sequence not in ("none", "tis", "mis", "geometric"):
-        yield f"correction.sequence: {correction.sequence}", "is not translated: tis, mis and geometric are"
     if correction.token == "tis" and correction.token_lower is not None:
         yield "correction.token_lower", "is no bound of verl's truncation"
     if correction.sequence == "tis" and correction.sequence_lower is not None:
         yield "correction.sequence_lower", "is no bound of verl's truncation"
-    if correction.reject:
-        yield "correction.reject", "is not translated: add verl's own lines by training.verl_overrides"
     if correction.token != "none" and correction.sequence in ("tis", "mis"):
         yield "correction", "weighs tokens and responses, of which verl weighs by one"
-    if correction.log_ratio_penalty is not None:
-        yield "correction.log_ratio_penalty", "is a term of our own loss alone"
     if correction.veto is not None and math.log(correction.veto) <= -VERLS_LIMIT:
         yield "correction.veto", f"never acts in verl, which clamps log-ratios to {VERLS_LIMIT:g} nats"
     if correction.veto_above is not None and not (
         correction.veto is not None and math.isclose(correction.veto_above * correction.veto, 1)
     ):
         yield "correction.veto_above", "must be 1/veto: verl's rule has one bound for both sides"
-    if correction.centering != "none" or correction.log_ratio_limit not in (None, VERLS_LIMIT):
-        yield "correction", f"has centering, or a log_ratio_limit other than verl's {VERLS_LIMIT:g}"
     if correction.normalise and correction.token == "none":
         yield "correction.normalise", "is verl's of token weights alone"
-    if decoupled and correction.weighted:
+    if clip is not None and clip.ratio == "decoupled" and correction.weighted:
         yield "clip.ratio: decoupled", "is a weight already"
 
 

@@ -2,11 +2,11 @@
 
 import math
 import re
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from tailrl.config.base import MOST_TOKENS, MOST_UNITS, Kinds
+from tailrl.config.base import MOST_TOKENS, MOST_UNITS, Kinds, Text
 
 _RHO = re.compile(r"^(e-?\d+(\.\d+)?|\d+(\.\d+)?(e-?\d+)?(/V)?)$")
 
@@ -18,6 +18,16 @@ def log_rho(rho: str, vocabulary_size: int) -> float:
     number, _, per_vocabulary = rho.partition("/")
     value = float(number) / (vocabulary_size if per_vocabulary else 1)
     return math.log(value) if value > 0 else -math.inf
+
+
+def _in_range(rho: str) -> str:
+    if not _RHO.fullmatch(rho) or not -math.inf < log_rho(rho, 1000) <= 0:
+        raise ValueError("write e-13, 1e-6 or 0.34/V, with a value in (0, 1]")
+    return rho
+
+
+Rho = Annotated[Text, AfterValidator(_in_range)]
+"""A threshold, as text."""
 
 
 class Vocabulary(Kinds):
@@ -57,7 +67,7 @@ class Vocabulary(Kinds):
     @property
     def prunes(self) -> bool:
         """Whether the rule leaves out any token."""
-        return True
+        return self.rule != "full"
 
     @property
     def trainer_rule(self) -> str:
@@ -77,12 +87,12 @@ class Vocabulary(Kinds):
     @property
     def target(self) -> float | None:
         """The lost mass of a response to which the threshold moves in training; None: it does not."""
-        return None
+        return self._setting("budget", None)
 
     @property
     def easy(self) -> str | None:
         """The threshold of a prompt that is always solved; None: all prompts have one threshold."""
-        return None
+        return self._setting("rho_easy", None)
 
     @property
     def adapts(self) -> bool:
@@ -105,16 +115,11 @@ class FullVocabulary(Vocabulary):
             raise ValueError("outside and side say nothing with rule: full (nothing is pruned)")
         return self
 
-    @property
-    def prunes(self) -> bool:
-        """No token is left out."""
-        return False
-
 
 class ByRho(Vocabulary):
     """Tokens with at least rho times a probability, where rho may adapt."""
 
-    rho: str = Field(description="threshold of min_p and entropy, as text: e-13 (= exp(-13)), 1e-6 or 0.34/V")
+    rho: Rho = Field(description="threshold of min_p and entropy, as text: e-13 (= exp(-13)), 1e-6 or 0.34/V")
     adapt: Literal["none", "budget", "difficulty"] = Field(
         "none",
         description="budget: after every step, ln rho moves so that a response loses `budget` of mass; difficulty: rho "
@@ -123,20 +128,7 @@ class ByRho(Vocabulary):
     budget: float | None = Field(
         None, gt=0, le=MOST_TOKENS, description="target of E[sum_t (1 - Z_t)], the bias bound of Prop. 5.5"
     )
-    rho_easy: str | None = Field(None, description="threshold of a prompt that is always solved, written as rho")
-
-    @field_validator("rho", "rho_easy", mode="before")
-    @classmethod
-    def _as_text(cls, rho: object) -> object:
-        # YAML readers disagree on whether 1e-6 is a number; both readings get one spelling.
-        return repr(rho) if isinstance(rho, int | float) and not isinstance(rho, bool) else rho
-
-    @field_validator("rho", "rho_easy")
-    @classmethod
-    def _threshold(cls, rho: str | None) -> str | None:
-        if rho is not None and (not _RHO.fullmatch(rho) or not -math.inf < log_rho(rho, 1000) <= 0):
-            raise ValueError("write e-13, 1e-6 or 0.34/V, with a value in (0, 1]")
-        return rho
+    rho_easy: Rho | None = Field(None, description="threshold of a prompt that is always solved, written as rho")
 
     @model_validator(mode="after")
     def _adapted(self) -> Self:
@@ -154,16 +146,6 @@ class ByRho(Vocabulary):
     def rhos(self) -> tuple[str, ...]:
         """rho, and where it adapts to the difficulty rho_easy."""
         return (self.rho,) if self.rho_easy is None else (self.rho, self.rho_easy)
-
-    @property
-    def target(self) -> float | None:
-        """See `budget`."""
-        return self.budget
-
-    @property
-    def easy(self) -> str | None:
-        """See `rho_easy`."""
-        return self.rho_easy
 
     def threshold(self, vocabulary_size: int) -> float:
         """The ln ρ that training starts from."""

@@ -28,7 +28,11 @@ def without_lacking(study: Study, flags: Collection[str]) -> tuple[Study, str]:
     if words := why(study.evaluation.sampler):
         raise ConfigurationError(f"evaluation.sampler: {words}")
     arms = {name: words for name, arm in study.arms.items() if (words := why(arm.sampler))}
-    ablations = {name: words for name in study.ablations if (words := why(*_samplers(study, name)))}
+    ablations = {}
+    for name, ablation in study.ablations.items():
+        varied = [*study.ablation_arms(name).values(), *(study.arms[base] for base in ablation.bases)]
+        if words := why(*(arm.sampler for arm in varied)):
+            ablations[name] = words
     compared = study.distributions.engines
     engines = {name: words for name, engine in compared.items() if (words := why(engine.sampler))}
     left = {"arms": arms, "ablations": ablations, "compared engines": engines}
@@ -46,12 +50,6 @@ def without_lacking(study: Study, flags: Collection[str]) -> tuple[Study, str]:
         "distributions": study.distributions.model_copy(update={"engines": _without(compared, engines)}),
     }
     return study.model_copy(update=changes), sentence
-
-
-def _samplers(study: Study, ablation: str) -> list[SamplerSettings]:
-    """Of the ablation's arms, and of those whose settings it varies."""
-    bases = [study.arms[base] for base in study.ablations[ablation].bases]
-    return [arm.sampler for arm in (*study.ablation_arms(ablation).values(), *bases)]
 
 
 def _without(named: Mapping[str, Kept], left_out: Collection[str]) -> dict[str, Kept]:

@@ -1,8 +1,9 @@
 """A study's plan: whether it fits its devices, what would, how long it takes, and what its jobs ask a cluster for."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 
 from tailrl.config.jobs import Run
 from tailrl.config.study import MIXTURE, Study
@@ -11,9 +12,10 @@ from tailrl.config.training import Training
 from tailrl.planning.machine import Machine, machines
 from tailrl.planning.memory import Parts, distribution_bytes, engine_of, peak, trainer_parts
 from tailrl.planning.shapes import Shape, known_shape, shape_of
-from tailrl.planning.times import Phase, rollout_phase, step_phases
+from tailrl.planning.times import rollout_seconds, step_phases
 from tailrl.planning.work import Work, work_of
 from tailrl.runtime.errors import ConfigurationError
+from tailrl.runtime.templates import renderer
 
 AIME25_PROBLEMS = 30
 PROMPT = 200  # tokens of a prompt where nobody says how many
@@ -33,12 +35,12 @@ class Job:
     machine: Machine  # with as many sequences in flight as the engine has room for
     parts: Parts
     lacking: float  # bytes that the trainer or the engine lacks; 0 if both fit
-    phases: dict[str, Phase]
+    phases: dict[str, float]  # seconds of each
 
     @property
     def step(self) -> float:
         """Seconds of a step."""
-        return sum(phase.seconds for phase in self.phases.values())
+        return sum(self.phases.values())
 
 
 def plan_job(shape: Shape, run: Run, work: Work, machine: Machine, devices: int) -> Job:
@@ -172,125 +174,50 @@ def evaluation_seconds(study: Study, machine: Machine, prompt: int = PROMPT) -> 
     work = Work(problems, responses, prompt, length, study.training.token_budget, longest=length)
     engine = engine_of(shape, evaluation.sampler, work, machine)
     held = machine.model_copy(update={"in_flight": engine.in_flight})
-    return rollout_phase(shape, evaluation.sampler, work, held).seconds
+    return rollout_seconds(shape, evaluation.sampler, work, held)
 
 
 # --- the page ---------------------------------------------------------------------------------------------
 
 
+render = renderer(Path(__file__).parent)
+
+
 def plan_page(plan: StudyPlan) -> str:
     """The whole page, whose first line says whether the study fits."""
-    first = f"{plan.study.name}: " + (f"does not fit: {plan.refusal}" if plan.refusal else f"fits {_devices(plan)}")
-    paragraphs = ("\n".join(part(plan)) for part in (_sizes, _memory, _steps, _by_verl, _whole, _assumed))
-    return "\n\n".join([first, *filter(None, paragraphs)]) + "\n"
-
-
-def _devices(plan: StudyPlan) -> str:
-    return f"{plan.devices} x {plan.machine.memory / 1e9:.3g} GB"
-
-
-def _sizes(plan: StudyPlan) -> Iterator[str]:
-    shape, job, seeds = plan.shape, plan.jobs[plan.slowest], plan.study.arm_seeds()
-    runs = sum(len(seeds[arm]) for arm in plan.jobs)
-    yield f"{len(plan.jobs)} arms, {runs} runs, a job on {_devices(plan)}; times at the speed of {plan.machine.name}"
-    apart = shape.parameters - shape.embedding * (1 if shape.tied else 2)
-    yield f"parameters: {shape.parameters / 1e6:,.1f} million, {apart / 1e6:,.1f} without embedding and head"
-    if shape.experts:
-        yield (
-            f"experts: {shape.experts} a layer, {shape.chosen} a token, which meets {shape.active / 1e6:,.1f} million "
-            "parameters"
-        )
-    work, whole = job.work, job.run.training
-    yield (
-        f"a step: {whole.prompts * whole.group_size} responses of {work.response:,} tokens to {whole.prompts} prompts "
-        f"of {work.prompt}: {work.sampled * plan.devices:,.0f} sampled tokens; micro-batches of up to {work.batch:,}"
+    shape = plan.shape
+    machine = plan.machine
+    training = plan.study.training
+    fullest = max(plan.jobs, key=lambda arm: peak(plan.jobs[arm].parts))
+    each = evaluation_seconds(plan.study, machine, plan.prompt)
+    seeds = plan.study.arm_seeds()
+    state = checkpoint_bytes(shape, training)
+    return render(
+        "plan.txt.j2",
+        plan=plan,
+        machine=machine,
+        machines=machines(),
+        usual=Machine().name,
+        runs=sum(len(seeds[arm]) for arm in plan.jobs),
+        apart=shape.parameters - shape.embedding * (1 if shape.tied else 2),
+        slowest=plan.jobs[plan.slowest],
+        fullest=fullest,
+        most=plan.jobs[fullest],
+        peak=peak(plan.jobs[fullest].parts),
+        by_verl=[arm for arm, job in plan.jobs.items() if job.run.training.backend == "verl"],
+        # verl saves weights and moments in float32, and the policy in bfloat16 as Hugging Face has it.
+        saved_by_verl=(max(2, training.keep_checkpoints) + 1) * (state + 2 * shape.parameters),
+        training_hours=plan.training_seconds / 3600,
+        evaluating_hours=None if each is None else plan.policies * each / 3600,
+        needs_logits=any(job.run.needs_distributions for job in plan.jobs.values()),
+        kept=training.keep_checkpoints + 1,
+        state=state,
+        assumed={
+            name: (getattr(machine, name), field.description)
+            for name, field in Machine.model_fields.items()
+            if name not in ("name", "gpu", "memory")
+        },
     )
-
-
-def _memory(plan: StudyPlan) -> Iterator[str]:
-    """The parts of the arm that needs the most memory."""
-    arm, job = max(plan.jobs.items(), key=lambda item: peak(item[1].parts))
-    yield f"memory of a device, GB (arm {arm}; a GB is 10^9 bytes)"
-    for part, halves in job.parts.items():
-        yield f"  {part:<22}{max(halves) / 1e9:>10.2f}"
-    verdict = f"{job.lacking / 1e9:.1f} missing: it does not fit" if job.lacking else "it fits"
-    yield f"  {'at its fullest':<22}{peak(job.parts) / 1e9:>10.2f}  of {job.machine.memory / 1e9:g}: {verdict}"
-    sampler = job.run.sampler
-    if sampler.reserved is not None and job.machine.gpu:
-        where = f"of each of the {sampler.sharing} that share one" if sampler.sharing > 1 else "of it"
-        yield f"  vLLM has {sampler.reserved:.0%} {where}, with room for {job.machine.in_flight} sequences in flight"
-        yield "  vLLM sleeps while the trainer works: the fuller half of a step counts"
-
-
-def _steps(plan: StudyPlan) -> Iterator[str]:
-    """A line for each phase: seconds, those of its floor, and what the floor counts."""
-    machine, phases = plan.machine, plan.jobs[plan.slowest].phases
-    yield f"seconds of a step (arm {plan.slowest}), at the speed of {machine.name}, beside the floor: the least"
-    yield "floating-point operations and bytes, at the rates of its data sheet"
-    yield f"  {'':<22}{'planned':>10}{'floor':>10}{'times':>8}{'10^12 op.':>11}{'GB moved':>10}"
-
-    def line(name: str, seconds: float, floor: float, operations: float, moved: float) -> str:
-        figures = f"{seconds:>10.2f}{floor:>10.2f}{seconds / floor:>8.1f}"
-        return f"  {name:<22}{figures} {operations / 1e12:>10,.1f} {moved / 1e9:>9,.1f}"
-
-    for name, phase in phases.items():
-        yield line(name, phase.seconds, phase.floor(machine), phase.operations, phase.moved)
-    every = phases.values()
-    yield line(
-        "a step",
-        sum(phase.seconds for phase in every),
-        sum(phase.floor(machine) for phase in every),
-        sum(phase.operations for phase in every),
-        sum(phase.moved for phase in every),
-    )
-    if machine.name == Machine().name:
-        yield f"  --machine {', '.join(machines())} or a file: another machine's speed"
-
-
-def _by_verl(plan: StudyPlan) -> Iterator[str]:
-    """What arms that verl trains need besides."""
-    arms = [arm for arm, job in plan.jobs.items() if job.run.training.backend == "verl"]
-    if not arms:
-        return
-    kept = max(2, plan.study.training.keep_checkpoints) + 1
-    # verl saves weights and moments in float32, and the policy in bfloat16 as Hugging Face has it.
-    saved = kept * (checkpoint_bytes(plan.shape, plan.study.training) + 2 * plan.shape.parameters) / 1e9
-    yield f"verl trains {', '.join(arms)}: an environment of its own with vLLM (envs/verl.txt; TAILRL_VERL_PYTHON)"
-    yield f"  Ray with {plan.devices} GPUs, started on this machine, or one that RAY_ADDRESS names"
-    yield f"  disk: {saved:,.1f} GB of verl's own checkpoints for each job, which are removed when it has finished"
-    yield "  time: verl scores each response once more before its update, a third of forward and backward"
-    yield "  memory: as above, with a bfloat16 trainer; verl's own allocations were not measured"
-
-
-def _whole(plan: StudyPlan) -> Iterator[str]:
-    study, shape, devices, policies = plan.study, plan.shape, plan.devices, plan.policies
-    each = evaluation_seconds(study, plan.machine, plan.prompt)
-    training, evaluating = plan.training_seconds / 3600, policies * (each or 0.0) / 3600
-    known = "" if each is not None else ", the evaluation not among them: how many problems it has is not known before"
-    yield (
-        f"whole study: {training:,.1f} h of training on {devices}, {evaluating:,.1f} h of evaluating {policies} "
-        f"policies on 1: {devices * training + evaluating:,.0f} device-hours{known}"
-    )
-    host = plan.host_bytes
-    logits = ", and the sampler's logits" if any(job.run.needs_distributions for job in plan.jobs.values()) else ""
-    yield (
-        f"host memory: {host / 1e9:,.1f} GB: the policy's file, which all ranks share, what is being written{logits}"
-    )
-    kept, state = study.training.keep_checkpoints + 1, checkpoint_bytes(shape, study.training)
-    yield (
-        f"disk: {4 * shape.parameters * policies / 1e9:,.1f} GB of policies, and {kept * state / 1e9:,.1f} GB of "
-        f"checkpoints for each job that runs ({kept} of {state / 1e9:,.1f})"
-    )
-
-
-def _assumed(plan: StudyPlan) -> Iterator[str]:
-    length = f"responses of {plan.response} tokens" if plan.response else "every response as long as it may be"
-    yield f"assumed: prompts of {plan.prompt} tokens, {length}, and of the machine"
-    for name, field in Machine.model_fields.items():
-        if name not in ("name", "gpu", "memory"):
-            value = getattr(plan.machine, name)
-            yield f"  {name:<14}{'as matmul' if value is None else f'{value:.3g}':>10}  {field.description}"
-    yield "  no time to quantise weights at a hand-over, nor for the roundings of a quantised engine's matched control"
 
 
 # --- what jobs ask a cluster for --------------------------------------------------------------------------

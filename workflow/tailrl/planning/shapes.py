@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tailrl.config.policy import Policy, ScratchPolicy, lies
+from tailrl.runtime.data_files import yaml_beside
 from tailrl.runtime.errors import ConfigurationError, ModelError, reason
 from tailrl.runtime.limits import regular
 
@@ -72,20 +73,8 @@ class Shape:
         return 2 * self.layers * self.kv_heads * self.head
 
 
-def _qwen3(hidden: int, layers: int, heads: int, intermediate: int, tied: bool) -> Shape:
-    return Shape(hidden, layers, heads, 8, 128, intermediate, 151_936, tied, normed=True)
-
-
-KNOWN = {
-    "Qwen/Qwen3-0.6B": _qwen3(1024, 28, 16, 3072, True),
-    "Qwen/Qwen3-1.7B": _qwen3(2048, 28, 16, 6144, True),
-    "Qwen/Qwen3-4B": _qwen3(2560, 36, 32, 9728, True),
-    "Qwen/Qwen3-8B": _qwen3(4096, 36, 32, 12_288, False),
-    "Qwen/Qwen3-14B": _qwen3(5120, 40, 40, 17_408, False),
-    "Qwen/Qwen3-30B-A3B": Shape(2048, 48, 32, 4, 128, 768, 151_936, False, normed=True, experts=128, chosen=8),
-    "HuggingFaceTB/SmolLM2-135M": Shape(576, 30, 9, 3, 64, 1536, 49_152, True),
-}
-"""Models on the hub, by name without `-Base` or `-Instruct`, from their config.json (Qwen3: arXiv 2505.09388)."""
+KNOWN = {name: Shape(**sizes) for name, sizes in yaml_beside(__file__, "shapes.yaml").items()}
+"""Models on the hub, by name without `-Base` or `-Instruct`."""
 
 
 def shape_of(policy: Policy) -> Shape:

@@ -6,11 +6,9 @@ Columns: problem (other copies call it question), answer (0 to 999; one problem 
 import re
 from typing import Any
 
-from tailrl.config.tasks.aime25 import Aime25Task
 from tailrl.tasks.answers import integer
-from tailrl.tasks.loaded import Loaded
 from tailrl.tasks.scoring import same_math
-from tailrl.tasks.sources import RowError, answer_of, make_problems, read_rows, text_of
+from tailrl.tasks.sources import RowError, answer_of, text_of
 
 HUB_NAME = "math-ai/aime25"
 SPLIT = "test"
@@ -18,13 +16,8 @@ SPLIT = "test"
 _ONE_NUMBER = re.compile(r"[^0-9]*([0-9]+)(?:\.0+)?[^0-9]*")
 
 
-def load(task: Aime25Task) -> Loaded:
-    """The problems in the file's order; raises StudyError where no row can be used."""
-    rows = read_rows(task.path, HUB_NAME, SPLIT)
-    return make_problems(rows, _read_row, task.path or HUB_NAME, task.problems)
-
-
-def _read_row(row: dict[str, Any]) -> tuple[object, str, str]:
+def read_row(row: dict[str, Any]) -> tuple[object, str, str]:
+    """A row's id, problem and answer; raises RowError."""
     text = text_of(row.get("problem", row.get("question")), "problem")
     answer = _number(answer_of(row.get("answer")))
     if answer is None or not 0 <= answer <= 999:

@@ -14,16 +14,11 @@ probable answer of its base policy is wrong there, and a lower temperature bring
 import random
 
 from tailrl.config.tasks.arithmetic import ArithmeticTask
-from tailrl.tasks.loaded import Loaded, generated
 from tailrl.tasks.problem import Problem
 
 
-def load(task: ArithmeticTask) -> Loaded:
-    """Different problems, deterministic under the task's seed; raises StudyError if too few exist."""
-    return generated(task, lambda rng: _draw(rng, task))
-
-
-def _draw(rng: random.Random, task: ArithmeticTask) -> Problem:
+def draw(rng: random.Random, task: ArithmeticTask) -> Problem:
+    """A problem, with its worked solution."""
     answer = written = rng.randint(0, task.largest)  # `written` is the running result in the solution
     text, steps = str(answer), []
     for _ in range(rng.randint(*task.terms) - 1):

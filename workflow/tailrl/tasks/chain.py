@@ -13,7 +13,6 @@ Steps only add. So a wrong sum makes the answer wrong, unless other wrong sums m
 import random
 
 from tailrl.config.tasks.chain import ChainTask
-from tailrl.tasks.loaded import Loaded, generated
 from tailrl.tasks.problem import Problem
 
 WRAPS_AT = 100
@@ -23,12 +22,8 @@ FREE_WORDS = ("so", "then", "now", "next", "and", "thus", "here", "well")
 _WEIGHTS = [1 / rank for rank in range(1, len(FREE_WORDS) + 1)]
 
 
-def load(task: ChainTask) -> Loaded:
-    """Different problems, deterministic under the task's seed; raises StudyError if too few exist."""
-    return generated(task, lambda rng: _draw(rng, task))
-
-
-def _draw(rng: random.Random, task: ChainTask) -> Problem:
+def draw(rng: random.Random, task: ChainTask) -> Problem:
+    """A problem, with its worked solution."""
     count, first, added = rng.randint(*task.steps), rng.randrange(WRAPS_AT), rng.randint(1, task.largest)
     written, solution = first, ""
     for left in range(count, 0, -1):

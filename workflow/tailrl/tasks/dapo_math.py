@@ -10,9 +10,7 @@ last line `Answer: ...`. Here every problem appears once, with our own instructi
 
 from typing import Any
 
-from tailrl.config.tasks.dapo_math import DapoMathTask
-from tailrl.tasks.loaded import Loaded
-from tailrl.tasks.sources import RowError, answer_of, make_problems, read_rows, text_of
+from tailrl.tasks.sources import RowError, answer_of, text_of
 
 HUB_NAME = "BytedTsinghua-SIA/DAPO-Math-17k"
 SPLIT = "train"
@@ -24,13 +22,8 @@ WRAPPER_BEFORE = (
 WRAPPER_AFTER = 'Remember to put your answer on its own line after "Answer:".'
 
 
-def load(task: DapoMathTask) -> Loaded:
-    """Each different problem once, in the file's order; raises StudyError if there is none."""
-    rows = read_rows(task.path, HUB_NAME, SPLIT)
-    return make_problems(rows, _read_row, task.path or HUB_NAME, task.problems)
-
-
-def _read_row(row: dict[str, Any]) -> tuple[object, str, str]:
+def read_row(row: dict[str, Any]) -> tuple[object, str, str]:
+    """A row's id, problem and answer; raises RowError."""
     messages = row.get("prompt")
     if messages is None:
         raise RowError("prompt is missing")

@@ -26,7 +26,7 @@ def canonical(text: str) -> str:
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
-def generated(task: GeneratedTask, draw: Callable[[random.Random], Problem]) -> Loaded:
+def generated(task: GeneratedTask, draw: Callable[[random.Random, GeneratedTask], Problem]) -> Loaded:
     """As many problems with different prompts as the task asks for, drawn under its seed.
 
     Raises:
@@ -36,7 +36,7 @@ def generated(task: GeneratedTask, draw: Callable[[random.Random], Problem]) -> 
     problems: dict[str, Problem] = {}
     in_vain = 0
     while len(problems) < task.problems:
-        problem = draw(rng)
+        problem = draw(rng, task)
         in_vain = in_vain + 1 if problem.prompt in problems else 0
         if in_vain == MOST_IN_VAIN:
             raise ConfigurationError(

@@ -1,17 +1,20 @@
-"""The tasks: each is a module of this package, named like its settings' module, with `load(settings) -> Loaded`; a data
-set of the Hugging Face hub also has `HUB_NAME` and `SPLIT`."""
+"""The tasks: each is a module of this package, named like its settings' module.
+
+A module of generated problems has `draw(rng, settings) -> Problem`; one of a data set has `HUB_NAME` and `SPLIT` on the
+Hugging Face hub, and `read_row(row)`, which gives a row's id, problem and answer.
+"""
 
 import itertools
 from dataclasses import replace
 from importlib import import_module
 
-from tailrl.config.tasks import DataSetTask, ImportedTask, Task
+from tailrl.config.tasks import DataSetTask, GeneratedTask, ImportedTask, Task
 from tailrl.config.tasks.lm_eval import LmEvalTask
 from tailrl.runtime.errors import ConfigurationError, one_line
 from tailrl.runtime.import_path import called
-from tailrl.tasks.loaded import Loaded
+from tailrl.tasks.loaded import Loaded, generated
 from tailrl.tasks.problem import Problem
-from tailrl.tasks.sources import fetch
+from tailrl.tasks.sources import fetch, make_problems, read_rows
 
 
 def load_task(task: Task) -> Loaded:
@@ -19,7 +22,14 @@ def load_task(task: Task) -> Loaded:
     if isinstance(task, ImportedTask):
         loaded = own_problems(task)
     else:
-        loaded = import_module(f"tailrl.tasks.{task.name}").load(task)
+        module = import_module(f"tailrl.tasks.{task.name}")
+        if isinstance(task, GeneratedTask):
+            loaded = generated(task, module.draw)
+        elif isinstance(task, DataSetTask) and not isinstance(task, LmEvalTask):
+            rows = read_rows(task.path, module.HUB_NAME, module.SPLIT)
+            loaded = make_problems(rows, module.read_row, task.path or module.HUB_NAME, task.problems)
+        else:
+            loaded = module.load(task)
     if task.reward is None:
         return loaded
     return replace(loaded, problems=[replace(problem, compared=task.reward) for problem in loaded.problems])

@@ -165,7 +165,9 @@ def make_problems(
             found[key] = Problem(id=name, prompt=f"{text}\n\n{INSTRUCTION}", answer=answer)
         elif answer != found[key].answer:
             spellings.setdefault(key, {})[answer] = None
-    conflicting = [key for key, others in spellings.items() if not _all_same(found[key].answer, others)]
+    conflicting = [
+        key for key, others in spellings.items() if not all(same_math(other, found[key].answer) for other in others)
+    ]
     if conflicting:
         skipped["the same problem with different answers"] = [found.pop(key).id for key in conflicting]
     if not found:
@@ -182,10 +184,6 @@ def _name(own_id: object, number: int, used: set[str]) -> str:
         name = f"row {number}"
     used.add(name)
     return name
-
-
-def _all_same(answer: str, others: Iterable[str]) -> bool:
-    return all(same_math(other, answer) for other in others)
 
 
 def _is_unicode(text: str) -> bool:

@@ -10,7 +10,6 @@ a little probability; arithmetic has ten digits only.
 import random
 
 from tailrl.config.tasks.words import WordsTask
-from tailrl.tasks.loaded import Loaded, generated
 from tailrl.tasks.problem import Problem
 
 _LIST = """
@@ -24,12 +23,8 @@ star stone storm sugar swan table tiger tower tree valley violin wagon water wha
 WORDS = _LIST.split()
 
 
-def load(task: WordsTask) -> Loaded:
-    """Different problems, deterministic under the task's seed; raises StudyError if too few exist."""
-    return generated(task, lambda rng: _draw(rng, task))
-
-
-def _draw(rng: random.Random, task: WordsTask) -> Problem:
+def draw(rng: random.Random, task: WordsTask) -> Problem:
+    """A problem, with its worked solution."""
     words = rng.sample(WORDS, rng.randint(*task.words))
     written = [rng.choice(WORDS) if rng.random() < task.slip else word for word in sorted(words)]
     text = " ".join(words)

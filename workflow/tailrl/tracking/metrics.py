@@ -8,21 +8,6 @@ from dataclasses import dataclass
 
 from tailrl.runtime.data_files import yaml_beside
 
-NOTATION = """\
-π_infer is the sampler, π_train the trainer before the step's first update, and ℓ = log π_train − log π_infer of a
-sampled token. Runs of before 2026-11-27 differ in one case. With several minibatches and no clip, or clip.ratio:
-bypass, they scored a later minibatch after the updates on the earlier ones. Their mismatch holds the policy's movement
-too.
-
-Constrained distributions are renormalised on the safe set, each side on its own; unmasked ones are the full ones. A
-fraction is of the tokens, responses or prompts that the meaning names.
-
-rollout_corr_verl/ has the definitions of verl 0.9.1. A token weighs its ratio, or its response's where the arm weights
-responses (is, tis, mis). C is the threshold of that weight, 2 without one. Log-ratios are clamped to ±20 nats. Runs of
-before 2026-11-27 have these keys as verl defined them before its version 0.8: rollout_is_mean, _max and _seq_* are of
-weights before truncation, _std and _eff_sample_size of weights in [1/C, C].
-"""
-
 FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 ROUNDING = 1e-3  # by so much rounding may take a value out of its range: a mass of probability, summed in float32
 
@@ -129,6 +114,10 @@ VERIFY_ROUNDS = "verification/rounds"
 VERIFY_AGREEMENT = "verification/agreement"
 VERIFY_PROPOSED = "verification/proposed_per_kept"
 VERIFY_SECONDS = "verification/seconds"
+
+SKEW = "c_skew"  # |C(r)|, summed over tokens of either sign of the advantage: 0 if the mismatch does not depend on it
+SKEWED = (SKEW_POSITIVE, SKEW_NEGATIVE)  # the two parts of it
+SIGNALS = (*METRICS, SKEW)  # what `training.stop_when` may follow
 
 PHASES = ("rollout", "reward", "forward", "backward", "optimizer", "weights", "metrics")
 """The phases of a step that are timed; the rest of the whole step is `other`."""

@@ -1,6 +1,7 @@
 """Writes `metrics.jsonl`, the record of a run; a separate process mirrors it to Weights & Biases (`wandb_mirror`)."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -11,21 +12,39 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 from tailrl.artifacts.metrics import metrics_line
 from tailrl.config.jobs import Run
 from tailrl.runtime.errors import StorageError, reason, say, writing
-from tailrl.tracking.metrics import GRADIENT_NORM, K3_MASKED, REWARD, STEP, STEP_SECONDS
-from tailrl.tracking.wandb_mirror import FINISH_SECONDS, alarms_of
+from tailrl.tracking.metrics import (
+    CLIPPED,
+    CORR_UNMASKED,
+    CORR_VERL,
+    GRADIENT_NORM,
+    K3_MASKED,
+    K3_UNMASKED,
+    LEARNING_RATE,
+    REWARD,
+    STEP,
+    STEP_SECONDS,
+    in_group,
+)
+from tailrl.tracking.wandb_mirror import FINISH_SECONDS
+from tailrl.watch.alarms import Alarm, Alarms, Step
 
 SHOWN = {REWARD: "reward", K3_MASKED: "k3", GRADIENT_NORM: "grad", STEP_SECONDS: "s/step"}
+OF_STEP = {
+    "mean_abs": in_group(CORR_UNMASKED, "delta_abs_mean"),
+    "k3": K3_UNMASKED,
+    "ess": in_group(CORR_VERL, "rollout_is_eff_sample_size"),
+    "learning_rate": LEARNING_RATE,
+    "reward": REWARD,
+    "clip": CLIPPED,
+}  # the metric that is each number of a step, for the alarms of `tailrl watch`
 RECENT = 20  # steps whose mean time is expected of the rest: with the responses they grow longer in training
 
 
 class Tracker:
-    """Takes one mapping of metrics a step: a line in a file, a point in W&B, progress and alarms on the terminal."""
+    """Takes one mapping of metrics a step: a line in a file, a point in W&B, a line and alarms on the terminal."""
 
     def __init__(
         self, run: Run, seed: int, out: Path, wandb_folder: Path, earlier: Sequence[Mapping[str, float]] = ()
@@ -46,19 +65,16 @@ class Tracker:
                 self.file.write(metrics_line(step))
         settings = run.model_dump(mode="json")
         record = {"study": run.study, "arm": run.arm, "seed": seed, "settings": settings}
-        self.alarms = alarms_of(run, earlier)
+        self.run = run
+        self.alarms = Alarms(exact=run.sampler.TRAINERS_BITS)
+        self.told: set[str] = set()
+        for step in earlier:
+            self._new_alarms(step)
         self.mirror = Mirror({"record": record, "metrics": str(metrics), "folder": str(wandb_folder)})
         self.name = f"{run.arm} seed {seed}"
-        self.steps = run.training.steps
         self.recent: deque[float] = deque(maxlen=RECENT)
-        self.progress = _progress() if sys.stderr.isatty() else None
-        self.bar = None
-        if self.progress:
-            self.bar = self.progress.add_task(self.name, total=self.steps, completed=len(earlier), shown="")
 
     def __enter__(self) -> Self:
-        if self.progress:
-            self.progress.start()
         return self
 
     def log(self, metrics: Mapping[str, float]) -> None:
@@ -71,21 +87,27 @@ class Tracker:
                 f"{self.file.name}: a step's metrics, {len(line)} bytes, could not be written: {reason(error)}"
             ) from None
         shown = "  ".join(f"{label} {metrics[key]:.3g}" for key, label in SHOWN.items())
-        if self.progress and self.bar is not None:
-            self.progress.update(self.bar, advance=1, shown=shown)
-        else:
-            self.recent.append(metrics[STEP_SECONDS])
-            done = metrics[STEP] + 1
-            shown += f"  left {(self.steps - done) * sum(self.recent) / len(self.recent) / 60:.1f} min"
-            print(f"{self.name}  step {done:.0f}/{self.steps}  {shown}", file=sys.stderr, flush=True)
-        for alarm in self.alarms.see(metrics):
+        self.recent.append(metrics[STEP_SECONDS])
+        done = metrics[STEP] + 1
+        steps = self.run.training.steps
+        left = (steps - done) * sum(self.recent) / len(self.recent) / 60
+        print(f"{self.name}  step {done:.0f}/{steps}  {shown}  left {left:.1f} min", file=sys.stderr, flush=True)
+        for alarm in self._new_alarms(metrics):
             say(f"{self.name}: alarm {alarm.name} at step {alarm.step:.0f}: {alarm.says}. {alarm.do}")
+
+    def _new_alarms(self, metrics: Mapping[str, float]) -> list[Alarm]:
+        """The alarms of the next step; each is told once a run."""
+        names = [name for name in OF_STEP if name != "clip" or self.run.clip is not None]
+        numbers = {name: metrics.get(OF_STEP[name], math.nan) for name in names}
+        lag = float(self.run.disturbance.staleness)
+        raised = self.alarms.step(Step(number=metrics[STEP], lag=lag, **numbers))  # type: ignore[arg-type]
+        new = [alarm for alarm in raised if alarm.name not in self.told]
+        self.told |= {alarm.name for alarm in new}
+        return new
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.progress:
-            self.progress.stop()
         try:
             self.file.close()
         except OSError:
@@ -137,8 +159,3 @@ class Mirror:
             f"warning: W&B lacks something of this run ({why}); metrics.jsonl has all of it, and "
             f"`wandb sync {self.folder}/wandb/*run-*` sends what W&B has written"
         )
-
-
-def _progress() -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, TextColumn("{task.fields[shown]}"), console=Console(stderr=True))

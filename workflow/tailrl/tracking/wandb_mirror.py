@@ -16,7 +16,7 @@ import select
 import shutil
 import signal
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from tailrl.artifacts.metrics import follow_metrics
 from tailrl.config.jobs import Run
 from tailrl.runtime.errors import reason, say
 from tailrl.runtime.seeding import derive_seed
-from tailrl.tracking.alarm import RunAlarms
 from tailrl.tracking.metrics import K3_UNMASKED, REWARD, STEP
 
 # W&B's pages and `wandb leet` order metrics by name: these copies come first.
@@ -41,17 +40,6 @@ def run_name(record: Mapping[str, Any]) -> str:
     plain = f"{record['study']}-{record['arm']}-seed{record['seed']}"
     safe = "".join(c if c.isalnum() or c in "-_" else "-" for c in plain)
     return safe if safe == plain else f"{safe}-{derive_seed(plain):08x}"
-
-
-def run_id(record: Mapping[str, Any], first: Mapping[str, Any]) -> str:
-    """The run's id: its name, and a digest of the first step."""
-    return f"{run_name(record)}-{derive_seed(json.dumps(first, sort_keys=True)):08x}"
-
-
-def alarms_of(run: Run, steps: Iterable[Mapping[str, float | None]] = ()) -> RunAlarms:
-    """The alarms of a run with these settings; `steps`: those that it has recorded already."""
-    staleness, exact = float(run.disturbance.staleness), run.sampler.TRAINERS_BITS
-    return RunAlarms(clips=run.clip is not None, lag=staleness, exact=exact, steps=steps)
 
 
 def start_run(record: Mapping[str, Any], first: Mapping[str, Any], folder: Path) -> Any:
@@ -71,7 +59,7 @@ def start_run(record: Mapping[str, Any], first: Mapping[str, Any], folder: Path)
         project=os.environ.get("WANDB_PROJECT", "tailrl"),
         mode="online" if online else "offline",
         dir=folder,
-        id=run_id(record, first),
+        id=f"{run_name(record)}-{derive_seed(json.dumps(first, sort_keys=True)):08x}",
         resume="allow" if online else None,
         name=f"{record['arm']}-seed{record['seed']}",
         group=f"{record['study']}/{record['arm']}",
@@ -94,12 +82,7 @@ def mirror_run(record: Mapping[str, Any], points: Iterator[Mapping[str, float | 
     if first is None:
         return None
     run = start_run(record, first, folder)
-    alarms = alarms_of(Run.model_validate(record["settings"]))
     for number, point in enumerate(chain([first], points)):
-        for alarm in alarms.see(point):
-            run.summary[f"alarms/{alarm.name}"] = number
-            if number >= run.starting_step:
-                run.alert(title=f"{alarm.name} at step {number}", text=f"{alarm.says}. {alarm.do}", level="WARN")
         if number >= run.starting_step:
             copies = {name: point[key] for name, key in AT_A_GLANCE.items() if key in point}
             shown = {**point, **copies}

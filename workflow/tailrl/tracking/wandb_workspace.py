@@ -5,30 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from tailrl.artifacts.records import RunRecord, finished_jobs, read_record
+from tailrl.runtime.data_files import yaml_beside
 from tailrl.runtime.errors import ConfigurationError, reason
-from tailrl.tracking import metrics as keys
+from tailrl.tracking.metrics import STEP
 
-# Of each panel its title, its metric, and whether the axis is logarithmic.
-SECTIONS: dict[str, tuple[tuple[str, str, bool], ...]] = {
-    "Reward": (("reward", keys.REWARD, False),),
-    "Mismatch": (
-        ("k3 KL, masked, nats", keys.K3_MASKED, True),
-        ("k3 KL, unmasked, nats", keys.K3_UNMASKED, True),
-        ("mean weight before clipping", keys.WEIGHT_RAW, True),
-        ("effective sample size, of batch", keys.SAMPLE_SIZE_RAW, False),
-    ),
-    "Pruning": (
-        ("kept mass in the trainer", keys.KEPT_MASS_TRAIN, False),
-        ("size of the trainer's set, tokens", keys.KEPT_VOCAB_TRAIN, True),
-        ("sampled tokens outside it", keys.OUTSIDE, False),
-        ("sequences vetoed", keys.VETOED, False),
-    ),
-    "Training": (
-        ("policy entropy, nats", keys.ENTROPY, False),
-        ("gradient norm", keys.GRADIENT_NORM, True),
-        ("response length, tokens", keys.LENGTH, False),
-    ),
-}
+SECTIONS: dict[str, list[tuple[str, str, bool]]] = yaml_beside(__file__, "wandb_workspace.yaml")
 
 
 def save_workspace(results: Path) -> str:
@@ -44,7 +25,7 @@ def save_workspace(results: Path) -> str:
 
     def panel(title: str, metric: str, log: bool) -> Any:
         grouped = {"groupby": reports.Config("arm"), "groupby_aggfunc": "mean", "groupby_rangefunc": "minmax"}
-        return reports.LinePlot(title=title, x=keys.STEP, y=[metric], log_y=log, **grouped)
+        return reports.LinePlot(title=title, x=STEP, y=[metric], log_y=log, **grouped)
 
     def section(name: str) -> Any:
         panels = [panel(*one) for one in SECTIONS[name]]
@@ -56,7 +37,7 @@ def save_workspace(results: Path) -> str:
             project=os.environ.get("WANDB_PROJECT", "tailrl"),
             name=study,
             sections=[section(name) for name in SECTIONS],
-            settings=workspaces.WorkspaceSettings(x_axis=keys.STEP, max_runs=100),
+            settings=workspaces.WorkspaceSettings(x_axis=STEP, max_runs=100),
             runset_settings=workspaces.RunsetSettings(
                 filters=f"Config('study') = '{study}'", groupby=[workspaces.Config("arm")]
             ),

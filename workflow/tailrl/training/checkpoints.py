@@ -36,7 +36,7 @@ from tailrl.training.state import RunState
 NAME = re.compile(r"step-\d{8}-([0-9a-f]{8})-([0-9a-f]{16})")
 """The steps done, the run (a digest of its fingerprint), and the start of a checksum."""
 PROMPTS = "prompts"
-"""The entry of a fingerprint that older runs lack."""
+"""The entry of a fingerprint on the prompts' tokens."""
 CHANGED_PROMPTS = " (from the same problems: its chat template may hold the date, or the tokenizer changed)"
 UNFINISHED = "writing-parts"
 
@@ -157,24 +157,6 @@ class Checkpoints:
         """This run's checkpoints, oldest first."""
         files = sorted(self.folder.glob("step-*"))
         return [file for file in files if (match := NAME.fullmatch(file.name)) and match[1] == self.name]
-
-    def take_up_older(self) -> None:
-        """Be an older run, whose fingerprint lacks the prompts, where the folder has one and nothing of this run.
-
-        A sentence says so. Every rank must call, within `held`.
-        """
-        older = Checkpoints(self.folder, self.keep, {k: v for k, v in self.fingerprint.items() if k != PROMPTS})
-        # The first rank decides, since it holds the folder.
-        only_older = distributed.is_first() and older.begun and not self.begun
-        if distributed.gathered(only_older)[0]:
-            self.fingerprint, self.name = older.fingerprint, older.name
-            if distributed.is_first():
-                say(f"{self.folder}: of an older run, which did not note its prompts' tokens: they are not compared")
-
-    @property
-    def begun(self) -> bool:
-        """Whether the folder has checkpoints or results of this run."""
-        return bool(self._files()) or self.finished.is_dir()
 
     @property
     def finished(self) -> Path:

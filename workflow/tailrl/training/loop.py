@@ -68,7 +68,6 @@ def train(run: Run, seed: int, policy_folder: Path, problems_file: Path, out: Pa
     checkpoints = Checkpoints(out / "checkpoints", run.training.keep_checkpoints, identity)
     distributed.join()
     with checkpoints.held() if distributed.is_first() else nullcontext():
-        checkpoints.take_up_older()
         # The first rank decides, since it holds the folder.
         if not distributed.gathered(checkpoints.finished.is_dir())[0]:
             _train(job, policy_folder, checkpoints, wandb_folder, started)
@@ -84,17 +83,12 @@ def train(run: Run, seed: int, policy_folder: Path, problems_file: Path, out: Pa
 def _load(job: Job, policy_folder: Path) -> PreTrainedModel:
     """The policy where the run trains it, in its number format."""
     run, model = job.run, load_policy(policy_folder)
+    if (run.sampler.exact or run.sampler.few_bit_trainer) and distributed.count() > 1:
+        who = "an engine with the trainer's own bits" if run.sampler.exact else "a trainer with the engine's few bits"
+        raise ConfigurationError(f"arm {run.arm}: {who} needs the whole policy: run it with 1 rank")
     if run.sampler.exact:
-        if distributed.count() > 1:
-            raise ConfigurationError(
-                f"arm {run.arm}: an engine with the trainer's own bits needs the whole policy: run it with 1 rank"
-            )
         match_engine(model, run.sampler)
     elif run.sampler.few_bit_trainer and run.sampler.formats:
-        if distributed.count() > 1:
-            raise ConfigurationError(
-                f"arm {run.arm}: a trainer with the engine's few bits needs the whole policy: run it with 1 rank"
-            )
         check_sizes(model, run.sampler.formats)
         round_activations(model, run.sampler.formats, control_rounds_queries(run.sampler.formats))
     place(model, run.training)

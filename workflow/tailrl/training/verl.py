@@ -145,7 +145,9 @@ def _train(
     run = job.run
     _write_inputs(job, folder)
     begun = _saved_step(folder)
-    older = _read_older(folder)
+    older: dict[int, Mapping[str, float]] = {}  # verl's metrics of earlier processes: of a repeated step the last
+    for written in sorted(folder.glob("metrics-*.jsonl")):
+        older |= _read_points(written)[0]
     # verl saves a step before it writes the step's metrics, which a kill may leave out; the plugin's log is there.
     earlier = [_metrics_of(job, folder, step, older.get(step, {})) for step in range(1, begun + 1)]
     file = folder / f"metrics-{len([*folder.glob('metrics-*.jsonl')]):03d}.jsonl"
@@ -181,14 +183,6 @@ def _saved_step(folder: Path) -> int:
     file = folder / "checkpoints/latest_checkpointed_iteration.txt"
     text = file.read_text(encoding="utf-8").strip() if file.is_file() else ""
     return int(text) if text.isdigit() else 0
-
-
-def _read_older(folder: Path) -> dict[int, Mapping[str, float]]:
-    """verl's metrics of earlier processes by step: of a step that was repeated the last."""
-    points: dict[int, Mapping[str, float]] = {}
-    for file in sorted(folder.glob("metrics-*.jsonl")):
-        points |= _read_points(file)[0]
-    return points
 
 
 def _read_points(file: Path, start: int = 0) -> tuple[dict[int, Mapping[str, float]], int]:
@@ -236,26 +230,16 @@ def _lines(job: Job, folder: Path, metrics_file: Path, devices: int) -> list[str
         f"data.train_files={quoted((folder / 'problems.parquet').resolve())}",
         f"data.val_files={quoted((folder / 'problems.parquet').resolve())}",
         f"data.max_prompt_length={longest}",
-        "data.filter_overlong_prompts=false",
-        "data.truncation=error",
         f"actor_rollout_ref.model.path={quoted((folder / 'policy').resolve())}",
         f"reward.custom_reward_function.path={quoted(REWARD_FILE)}",
-        "reward.custom_reward_function.name=compute_score",
         f"{ROLLOUT}.max_model_len={whole}",
         f"{ROLLOUT}.max_num_batched_tokens={max(whole, 8192)}",
         f"{ROLLOUT}.log_prob_max_token_len_per_gpu={max(whole, training.token_budget)}",
         f"{ACTOR}.ppo_max_token_len_per_gpu={max(whole, training.token_budget)}",
-        f"{ACTOR}.checkpoint.save_contents=[model,optimizer,extra,hf_model]",
-        f"{ACTOR}.checkpoint.load_contents=[model,optimizer,extra]",
-        "trainer.nnodes=1",
         f"trainer.n_gpus_per_node={devices}",
         f"trainer.total_epochs={epochs}",
-        "trainer.val_before_train=false",
-        "trainer.test_freq=-1",
-        "trainer.logger=[file]",
         f"trainer.project_name={run.study}",
         f"trainer.experiment_name={run.arm}-seed{job.seed}",
-        "trainer.resume_mode=auto",
         # verl's logger is in one of Ray's workers, which may lie on another machine and not see our own variables.
         f"+ray_kwargs.ray_init.runtime_env.env_vars.VERL_FILE_LOGGER_PATH={quoted(metrics_file.resolve())}",
         f"trainer.default_local_dir={quoted((folder / 'checkpoints').resolve())}",
@@ -375,7 +359,9 @@ def _table(job: Job, rows: Sequence[Mapping[str, Any]]) -> TokenTable:
     outside_T = column("mask") == 0
     trainer_T = trainer_T.masked_fill(outside_T, 0.0)
     sequence_T = torch.repeat_interleave(torch.arange(len(rows)), lengths_N)
-    advantage_N = _advantages(run, rows)
+    # Of each prompt's rewards: verl takes away the advantages of rejected responses.
+    rewards_PG = torch.tensor([row["reward"] for row in rows]).reshape(-1, run.training.group_size)
+    advantage_N = advantages_of(run.estimator, rewards_PG).flatten().double()
     log_kept_T = or_whole("trainer_log_mass", 0.0)
     weights = correct(
         (trainer_T - sampler_T).float(),
@@ -408,12 +394,6 @@ def _table(job: Job, rows: Sequence[Mapping[str, Any]]) -> TokenTable:
         reward_N=torch.tensor([row["reward"] for row in rows], dtype=torch.float32),
         loss_M=torch.tensor([math.nan]),
     )
-
-
-def _advantages(run: Run, rows: Sequence[Mapping[str, Any]]) -> Tensor:
-    """[N] the advantages, from the rewards of each prompt's responses; verl takes those of rejected responses away."""
-    rewards_PG = torch.tensor([row["reward"] for row in rows]).reshape(-1, run.training.group_size)
-    return advantages_of(run.estimator, rewards_PG).flatten().double()
 
 
 def _write(

@@ -15,7 +15,7 @@ from tailrl.claims.catalogue import CATALOGUE
 from tailrl.claims.decide import Line, Scope, decide
 from tailrl.claims.finding import Finding, fact
 from tailrl.config.arm import ArmBlocks
-from tailrl.config.arm_kinds import has_veto, is_mis, is_naive, is_plain, is_pruned
+from tailrl.config.arm_kinds import is_mis, is_naive, is_plain, is_pruned
 from tailrl.config.gradients import NO_MISMATCH
 from tailrl.page_parts.number_text import short
 from tailrl.reports.gradients.numbers import CAUSE_TITLES, DOSE_LABELS, Summary
@@ -63,7 +63,7 @@ def _arms(settings: Mapping[str, ArmBlocks], role: Callable[[ArmBlocks], bool]) 
 
 def _has_whole_weight(arm: ArmBlocks) -> bool:
     weights = arm.correction.token, arm.correction.sequence
-    return weights == ("none", "is") and is_plain(arm) and not has_veto(arm)
+    return weights == ("none", "is") and is_plain(arm) and not arm.correction.vetoes
 
 
 def _is_weighted(arm: ArmBlocks) -> bool:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tailrl.runtime.data_files import yaml_beside
 from tailrl.runtime.templates import renderer
-from tailrl.tracking.metrics import CURRICULUM, METRICS, NOTATION, ROUTING, VERIFICATION
+from tailrl.tracking.metrics import CURRICULUM, METRICS, ROUTING, VERIFICATION
 
 # Not beside the metrics: training depends on those.
 ALIASES: dict[str, dict[str, dict[str, str]]] = yaml_beside(__file__, "aliases.yaml")
@@ -22,4 +22,4 @@ def metrics_page() -> str:
         "curriculum": CURRICULUM,
         "aliases": ALIASES,
     }
-    return render("page.md.j2", notation=NOTATION, **catalogues)
+    return render("page.md.j2", **catalogues)

@@ -12,7 +12,6 @@ from tailrl.config.distributions import SAMPLED_HEAD_BELOW, TAIL_FROM
 from tailrl.stats.intervals import Interval, known_mean
 from tailrl.stats.tests import Difference
 from tailrl.tracking import metrics as keys
-from tailrl.tracking.alarm import SKEWED
 
 PART = 0.1
 """The length of a run's start, its end and each stretch, as a share of its steps."""
@@ -91,7 +90,7 @@ LOGARITHMS: dict[str, Number] = {
 
 NUMBERS: dict[str, Number] = LOGARITHMS | {
     "tail_shift": tail_shift,
-    "skew": lambda run: known_mean(np.sum([run.metric(part) for part in SKEWED], axis=0)),
+    "skew": lambda run: known_mean(np.sum([run.metric(part) for part in keys.SKEWED], axis=0)),
     "bias_bound": lambda run: known_mean(run.metric(keys.BIAS_BOUND)),
     "lost_mass": lambda run: known_mean(run.metric(keys.LOST_MASS)),
     "tokens_left_out": lambda run: known_mean(run.metric(keys.LENGTH) * (1 - run.metric(keys.KEPT_MASS_TRAIN))),

@@ -31,12 +31,11 @@ from tailrl.rollout.sampling import LocalSampler, response_limits, stop_tokens
 from tailrl.rollout.self_test import record_error, shortened, tolerance
 from tailrl.rollout.types import Request, Rollout, Routes
 from tailrl.rollout.vllm.classes import classes_put_back
-from tailrl.rollout.vllm.experts import ExpectedExperts, check_routes_here, check_shared, record_routes, routes_of
+from tailrl.rollout.vllm.experts import ExpectedExperts, check_routes_here, check_shared, record_routes
 from tailrl.rollout.vllm.processor import SafeSetProcessor
 from tailrl.rollout.vllm.processor_v2 import SafeSetProcessorV2
 from tailrl.rollout.vllm.quantization import check_formats, overrides, prepare
 from tailrl.rollout.vllm.scheduling import described, scheduling
-from tailrl.rollout.vllm.sleep import Sleep
 from tailrl.rollout.vllm.twin import TwinCheckedSampler
 from tailrl.rollout.vllm.worker import WorkerExtension
 from tailrl.runtime import distributed
@@ -105,7 +104,8 @@ class VllmSampler(LocalSampler):
                 )
         except (OSError, ValueError, RuntimeError, AssertionError) as error:
             raise ModelError(f"{policy_folder}: vLLM could not start with this policy: {reason(error)}") from error
-        self.sleep = Sleep(self.llm, allowed=beside_trainer and gpu)
+        self.sleeps = beside_trainer and gpu  # whether it may
+        self.asleep = False
         if changed:
             self.llm.collective_rpc("give_classes", args=(changed,))
         self._check_start(gpu)
@@ -166,7 +166,10 @@ class VllmSampler(LocalSampler):
         with nullcontext() if self.compiles else torch.compiler.set_stance("force_eager"):
             outputs = self.llm.generate(prompts, params, use_tqdm=False)
         record = self.llm.collective_rpc("take_safe_set_record")[0]
-        routes_N = routes_of(self.llm, requests, outputs) if self.routes else repeat(None)
+        routes_N: Iterable[Routes | None] = repeat(None)
+        if self.routes:
+            lengths = [len(output.outputs[0].token_ids) for output in outputs]
+            routes_N = list(self.llm.collective_rpc("take_route_record")[0].of(requests, lengths))
         shape = (len(requests), max(len(output.outputs[0].token_ids) for output in outputs) + 1)
         log_kept, kept_vocab = np.zeros(shape, np.float32), np.zeros(shape, np.int32)
         # A token recorded twice: numpy keeps the last entry, which counts.
@@ -218,8 +221,13 @@ class VllmSampler(LocalSampler):
         Raises StudyError where a weight is missing, since vLLM would keep the old one.
         """
         self.has_weights = False
-        with self.sleep.ended():
-            self._hand_over(weights)
+        if self.asleep:
+            self.llm.wake_up(tags=["weights"])
+        self._hand_over(weights)
+        if self.asleep:
+            # After the hand-over, which may gather a whole policy.
+            self.llm.wake_up(tags=["kv_cache"])
+            self.asleep = False
         self.llm.reset_prefix_cache()
         self.has_weights = True
 
@@ -244,8 +252,10 @@ class VllmSampler(LocalSampler):
         experts.check(self.llm, self.dtype)
 
     def release(self) -> None:
-        """See `Sampler.release`: vLLM's sleep mode drops weights and cache."""
-        if self.sleep.begin():
+        """See `Sampler.release`: vLLM's sleep mode drops weights and cache. It wakes for the next weights alone."""
+        if self.sleeps and not self.asleep:
+            self.llm.sleep(level=2)
+            self.asleep = True
             self.has_weights = False
 
 

@@ -231,9 +231,3 @@ def record_routes(llm: Any, policy_folder: Path) -> bool:
     if not all(llm.collective_rpc("record_routes")):
         raise ConfigurationError(f"sampler.routes: {policy_folder} is no mixture of experts: leave it out")
     return True
-
-
-def routes_of(llm: Any, requests: Sequence[Request], outputs: Sequence[Any]) -> list[Routes]:
-    """The routes of each request's response; see `RouteRecord.of`."""
-    record: RouteRecord = llm.collective_rpc("take_route_record")[0]
-    return list(record.of(requests, [len(output.outputs[0].token_ids) for output in outputs]))

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrl.tracking.alarm import SIGNALS, SKEW, WINDOW, alarm_step, signal, start_steps
-from tailrl.tracking.metrics import METRICS
+from tailrl.tracking.metrics import METRICS, SIGNALS, SKEW
+from tailrl.training.stopping import WINDOW, alarm_step, signal, start_steps
 
 NAN = math.nan
 
