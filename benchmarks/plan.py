@@ -202,7 +202,7 @@ def predicted(size: Size, machine: Machine) -> dict[str, float]:
     """Peak MiB and CPU seconds as the plan has them."""
     shape, run, work = shape_of(size), run_of(size), work_of(size)
     job = plan_job(shape, run, work, machine, 1)
-    rollout = job.phases["rollout"]
+    rollout = job.phases["rollout"].seconds
     return {"mib": peak(job.parts) / 2**20, "rollout": rollout, "update": job.step - rollout}
 
 

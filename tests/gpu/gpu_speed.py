@@ -1,4 +1,4 @@
-"""Seconds of a step at a policy's real sizes, beside vLLM's bare `generate` and TRL: one row a call.
+"""Seconds of a step at a policy's real sizes, beside vLLM's bare `generate`, TRL and the floor: one row a call.
 
     python tests/gpu/gpu_speed.py ours --policy Qwen/Qwen3-0.6B --out results/speed.csv
     python tests/gpu/gpu_speed.py ours --policy small --response 8 --prompts 2 --group 2    # a CPU can do it
@@ -7,7 +7,7 @@
 sample as many requests; `trl` trains RLOO by TRL's own trainer, with vLLM beside it on a GPU. Weights are random, so
 that nothing is fetched, and nearly every response runs to its limit. A call measures one of these in its own process,
 whose end frees the GPU's memory, and puts its row behind those of the CSV file. Times are medians over the steps but
-the first; a reward is made up.
+the first; a reward is made up. The floor is `tailrl plan`'s, of the machine that `--machine` names.
 """
 
 import argparse
@@ -26,7 +26,10 @@ from table import show
 
 from tailrl.config.load import parse_study
 from tailrl.model.policy import save_policy
+from tailrl.planning.machine import read_machine
+from tailrl.planning.plan import plan_job
 from tailrl.planning.shapes import KNOWN, Shape
+from tailrl.planning.work import work_of
 from tailrl.tasks.problem import Problem, write_problems
 from tailrl.tracking import metrics as keys
 
@@ -174,7 +177,17 @@ def trl(options: argparse.Namespace, folder: Path) -> Row:
 
 MEASURES: dict[str, Callable[[argparse.Namespace, Path], Row]] = {"ours": ours, "bare": bare, "trl": trl}
 COLUMNS = ("measure", "policy", "engine", "responses", "tokens", "device", "step", *PHASES)
-LAST = ("rollout_tokens_per_second", "k3")
+LAST = ("rollout_tokens_per_second", "k3", "floor_step", "floor_rollout")
+
+
+def floor(options: argparse.Namespace) -> Row:
+    """The plan's floor of the step and of its rollout, seconds."""
+    machine = read_machine(options.machine, None)
+    run = run_of(options)
+    work = work_of(run.training, PROMPT, None, 1)
+    job = plan_job(KNOWN.get(options.policy, SMALL), run, work, machine, 1)
+    seconds = {phase: one.floor(machine) for phase, one in job.phases.items()}
+    return {"floor_step": f"{sum(seconds.values()):.3g}", "floor_rollout": f"{seconds['rollout']:.3g}"}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -189,6 +202,7 @@ def parser() -> argparse.ArgumentParser:
     parsing.add_argument("--budget", type=int, default=16_384, help="tokens of a micro-batch")
     parsing.add_argument("--micro", type=int, default=0, help="responses of a micro-batch of TRL's; 0: all")
     parsing.add_argument("--steps", type=int, default=3)
+    parsing.add_argument("--machine", default="h100", help="whose floor, as `tailrl plan` takes it")
     parsing.add_argument("--out", type=Path, help="the CSV file that gets the row")
     return parsing
 
@@ -207,7 +221,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         prepare(options, Path(folder))
         found = MEASURES[options.measure](options, Path(folder))
-    row = {**dict.fromkeys((*COLUMNS, *LAST), ""), **about, **found}
+    row = {**dict.fromkeys((*COLUMNS, *LAST), ""), **about, **floor(options), **found}
     earlier: list[Row] = []
     if options.out and options.out.exists():
         with options.out.open(encoding="utf-8", newline="") as file:

@@ -11,11 +11,11 @@ from tailrl.config.jobs import Run
 from tailrl.config.load import parse_study, read_study
 from tailrl.config.study import Study
 from tailrl.config.tasks.aime25 import Aime25Task
-from tailrl.planning.machine import Machine, read_machine
+from tailrl.planning.machine import Machine, machines, read_machine
 from tailrl.planning.memory import Parts, cached_bytes, engine_of, peak, trainer_parts
 from tailrl.planning.plan import StudyPlan, evaluation_seconds, host_bytes, plan_job, plan_page
 from tailrl.planning.shapes import KNOWN
-from tailrl.planning.times import rollout_seconds, step_phases, update_seconds
+from tailrl.planning.times import rollout_phase, step_phases, update_phase
 from tailrl.planning.work import Work
 from tailrl.runtime.errors import StudyError
 
@@ -82,7 +82,7 @@ def test_quantised_weights_take_the_bytes_of_their_format() -> None:
     twin = {**exact, "quantization": "int4", "kv_cache_dtype": "fp8_e4m3"}
     assert engine_parts({"sampler": twin}) == engine_parts({"sampler": exact})
     samplers = (run_of({"sampler": one}).sampler for one in ({}, {"quantization": "int8"}))
-    seconds = [rollout_seconds(SMALL, sampler, WORK, H100) for sampler in samplers]
+    seconds = [rollout_phase(SMALL, sampler, WORK, H100).seconds for sampler in samplers]
     assert seconds[1] < seconds[0], "a step of decoding reads the weights"
 
 
@@ -139,11 +139,11 @@ def test_on_a_cpu_the_parts_are_held_against_the_memory() -> None:
 
 def test_an_update_takes_the_products_over_the_rate() -> None:
     bare = H100.model_copy(update={"passes": 0.0, "train_share": 1.0})
-    seconds = update_seconds(SMALL, run_of(), WORK, bare, 1)
+    seconds = update_phase(SMALL, run_of(), WORK, bare, 1).seconds
     products = 6 * SMALL.layers * SMALL.products * WORK.row + 8 * SMALL.embedding * WORK.sampled
     attention = 7 * SMALL.layers * 16 * 128 * 64 * 1100**2
     assert seconds == pytest.approx((products + attention) / 989e12)
-    again = update_seconds(SMALL, run_of(activation_checkpointing=True), WORK, bare, 1)
+    again = update_phase(SMALL, run_of(activation_checkpointing=True), WORK, bare, 1).seconds
     body = products - 8 * SMALL.embedding * WORK.sampled
     assert again - seconds == pytest.approx((body / 3 + attention * 2 / 7) / 989e12)
 
@@ -153,13 +153,13 @@ def test_sampling_goes_by_the_larger_of_products_and_reading() -> None:
     still = H100.model_copy(update={"launch": 0.0, "draw": 0.0, "in_flight": 4096})
     one = Work(prompts=1, group=1, prompt=1, response=100, budget=8000, longest=100)
     weights = SMALL.layers * SMALL.products + SMALL.embedding
-    alone = step_phases(SMALL, run_of(), one, still)["rollout"]
+    alone = step_phases(SMALL, run_of(), one, still)["rollout"].seconds
     assert alone == pytest.approx(100 * 2 * weights / 3.35e12, rel=0.02)
     many = Work(prompts=4096, group=1, prompt=1, response=100, budget=8000, longest=100)
-    busy = step_phases(SMALL, run_of(), many, still)["rollout"]
+    busy = step_phases(SMALL, run_of(), many, still)["rollout"].seconds
     assert busy == pytest.approx(4096 * 100 * 2 * weights / (0.5 * 989e12), rel=0.02)
     half = still.model_copy(update={"in_flight": 2048})
-    rounds = step_phases(SMALL, run_of(), many, half)["rollout"]
+    rounds = step_phases(SMALL, run_of(), many, half)["rollout"].seconds
     assert rounds == pytest.approx(busy, rel=0.02)
 
 
@@ -168,11 +168,38 @@ def test_devices_that_share_an_engine_read_a_slice_and_add_up() -> None:
     still = H100.model_copy(update={"launch": 0.0, "draw": 0.0, "link": 1e30})
     one = Work(prompts=1, group=1, prompt=1, response=100, budget=8000, longest=100)
     alone, shared = run_of(), run_of({"sampler": {"tensor_parallel": 4}})
-    sampling = [step_phases(SMALL, run, one, still)["rollout"] for run in (alone, shared)]
+    sampling = [step_phases(SMALL, run, one, still)["rollout"].seconds for run in (alone, shared)]
     assert sampling[1] == pytest.approx(sampling[0] / 4, rel=0.02)
-    slow = step_phases(SMALL, shared, one, still.model_copy(update={"link": 1e9}))["rollout"]
+    slow = step_phases(SMALL, shared, one, still.model_copy(update={"link": 1e9}))["rollout"].seconds
     added = 2 * 2 * 3 / 4 * 2 * SMALL.hidden * 4 * SMALL.layers
     assert slow - sampling[1] == pytest.approx(100 * added / 1e9)
+
+
+# --- floors --------------------------------------------------------------------------------------------
+
+
+def test_a_floor_counts_the_least_operations_and_bytes() -> None:
+    """By hand: 28 layers of 15,728,640 entries and 151,936 x 1,024 of the embedding; 57,344 numbers cached a token."""
+    layers, embedding, cached = 440_401_920, 155_582_464, 2 * 57_344
+    phases = step_phases(SMALL, run_of(dtype="bfloat16"), WORK, H100)
+    rollout, update = phases["rollout"], phases["forward and backward"]
+    attended = 4 * 28 * 16 * 128 * 600
+    assert rollout.operations == 64_000 * (2 * (layers + embedding) + attended) + 2 * layers * 800
+    assert rollout.moved == 1000 * (2 * (layers + embedding) + 64 * cached * 600)
+    assert rollout.floor(H100) == rollout.moved / 3.35e12
+    attention = 6 * 28 * 16 * 128 * 64 * 1100**2
+    assert update.operations == 6 * layers * (800 + 64 * 999) + attention + 6 * embedding * 64_000
+    assert update.floor(H100) == update.operations / 989e12
+    assert phases["optimizer"].moved == 32 * SMALL.parameters, "AdamW reads five matrices and writes three"
+
+
+@pytest.mark.parametrize("machine", machines())
+def test_no_phase_is_planned_below_its_floor(machine: str) -> None:
+    for name in ("gpu", "paper"):
+        plan = StudyPlan(read_study(ROOT / f"studies/{name}.yaml"), read_machine(machine, None), 8)
+        for job in plan.jobs.values():
+            for name, phase in job.phases.items():
+                assert 0 < phase.floor(job.machine) <= phase.seconds * (1 + 1e-12), name
 
 
 def test_a_plan_says_what_arms_on_verl_need() -> None:

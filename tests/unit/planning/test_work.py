@@ -21,7 +21,7 @@ from tailrl.model.forward import head_weight, hidden_states
 from tailrl.planning.machine import Machine
 from tailrl.planning.memory import activations, update_moments
 from tailrl.planning.shapes import KNOWN, Shape, shape_of
-from tailrl.planning.times import update_seconds
+from tailrl.planning.times import update_phase
 from tailrl.planning.work import Work, work_of
 from tailrl.runtime.errors import StudyError
 from tailrl.training.placement import as_forward, place
@@ -174,7 +174,7 @@ def test_attention_has_two_products_forward_and_five_backward() -> None:
     counted = sdpa_flop_count(sizes, sizes, sizes), sdpa_backward_flop_count(sizes, sizes, sizes, sizes)
     products = 6 * shape.layers * shape.products * work.row + 8 * shape.embedding * work.sampled
     bare, run = Machine(gpu=False, matmul=1.0, train_share=1.0, passes=0.0), run_of()
-    assert update_seconds(shape, run, work, bare, 1) - products == shape.layers * sum(counted) / 2
+    assert update_phase(shape, run, work, bare, 1).seconds - products == shape.layers * sum(counted) / 2
 
 
 LONG = Work(prompts=1, group=1, prompt=64, response=8128, budget=16_384, longest=8128)

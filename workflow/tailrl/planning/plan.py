@@ -12,7 +12,7 @@ from tailrl.config.training import Training
 from tailrl.planning.machine import Machine, machines
 from tailrl.planning.memory import Parts, distribution_bytes, engine_of, peak, trainer_parts
 from tailrl.planning.shapes import Shape, known_shape, shape_of
-from tailrl.planning.times import rollout_seconds, step_phases
+from tailrl.planning.times import Phase, rollout_phase, step_phases
 from tailrl.planning.work import Work, work_of
 from tailrl.runtime.errors import ConfigurationError
 from tailrl.runtime.templates import renderer
@@ -35,12 +35,16 @@ class Job:
     machine: Machine  # with as many sequences in flight as the engine has room for
     parts: Parts
     lacking: float  # bytes that the trainer or the engine lacks; 0 if both fit
-    phases: dict[str, float]  # seconds of each
+    phases: dict[str, Phase]
 
     @property
     def step(self) -> float:
         """Seconds of a step."""
-        return sum(self.phases.values())
+        return sum(phase.seconds for phase in self.phases.values())
+
+    def floor(self, machine: Machine) -> float:
+        """The least seconds of a step: the sum of the phases' floors."""
+        return sum(phase.floor(machine) for phase in self.phases.values())
 
 
 def plan_job(shape: Shape, run: Run, work: Work, machine: Machine, devices: int) -> Job:
@@ -174,7 +178,7 @@ def evaluation_seconds(study: Study, machine: Machine, prompt: int = PROMPT) -> 
     work = Work(problems, responses, prompt, length, study.training.token_budget, longest=length)
     engine = engine_of(shape, evaluation.sampler, work, machine)
     held = machine.model_copy(update={"in_flight": engine.in_flight})
-    return rollout_seconds(shape, evaluation.sampler, work, held)
+    return rollout_phase(shape, evaluation.sampler, work, held).seconds
 
 
 # --- the page ---------------------------------------------------------------------------------------------
