@@ -13,7 +13,7 @@ from tailrl import diagnosis
 from tailrl.curves.reading import EXACT, MetricReading, Reading, RunReading, shape_words
 from tailrl.diagnosis.formats import how_to_log
 from tailrl.diagnosis.gate import Judgement, exit_code
-from tailrl.diagnosis.record import CurvesRecord, RunRecord, finite, gate_records
+from tailrl.diagnosis.record import CurvesRecord, RunRecord, gate_records
 from tailrl.diagnosis.sizes import LEVELS, limits, number_name, sizes
 from tailrl.page_parts import TEMPLATES
 from tailrl.page_parts.drawing import LAW, MARK, chart, in_page, set_magnitudes
@@ -56,11 +56,11 @@ def curves_record(reading: Reading, judgements: Sequence[Judgement] = ()) -> Cur
             RunRecord(
                 run=run.run,
                 metric=run.main.curve.name,
-                level=finite(run.main.level),
-                k3=finite(run.main.k3),
+                level=run.main.level,
+                k3=run.main.k3,
                 shape=run.shape,
                 factor=run.main.shape.factor,
-                since=finite(run.main.shape.since),
+                since=run.main.shape.since,
                 size=run.band.title if run.band else None,
                 verdict=answer(run),
                 fits=shape_words().shapes[run.shape].fits,

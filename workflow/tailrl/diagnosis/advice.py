@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field
 
 from tailrl.artifacts.files import Record
-from tailrl.diagnosis.causes import CLOSE, Cause, cause_words, disagrees_with_itself
+from tailrl.diagnosis.causes import CLOSE, Cause, disagrees_with_itself
 from tailrl.diagnosis.exact_checks import Fault
 from tailrl.diagnosis.features import features, grows_with
 from tailrl.diagnosis.measure import Measured
@@ -173,7 +173,7 @@ def advise(
     log = _Log(measured, bool(remedies), wrong, focus, grows)
     rule = next(rule for rule in advice_rules().rules if _holds(rule, log, cause, k3))
     words = rule.words.format(
-        do=cause_words()[cause.name].do if cause else "",
+        do=cause.words.do if cause else "",
         fault=wrong.do if wrong else "",
         look=focus.look if focus else "",
         k3=f"{k3:.2g}",

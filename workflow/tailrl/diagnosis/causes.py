@@ -65,6 +65,16 @@ class Cause:
     sure: float
     evidence: tuple[str, ...]
 
+    @property
+    def words(self) -> "CauseWords":
+        """Its words."""
+        return cause_words()[self.name]
+
+    @property
+    def title(self) -> str:
+        """What it is called."""
+        return self.words.title
+
 
 class CauseWords(Record):
     """A cause in words: its title, a verdict in one sentence, what to do, and what to log to be surer.
@@ -136,8 +146,7 @@ def fitting(causes: Sequence[Cause], signals: Signals) -> tuple[str, ...]:
 
     Above what 16 bits give, rounding is one of two: weights or a cache of 8 or 4 bits, or a mistake.
     """
-    words = cause_words()
-    shaped = [one for one in causes if not words[one.name].fault] or list(causes[:1])
+    shaped = [one for one in causes if not one.words.fault] or list(causes[:1])
     names = [one.name for one in shaped[:2] if one.sure >= CLOSE * shaped[0].sure]
     if names[:1] == ["precision"] and beyond_sixteen_bits(signals):
         names = ["precision", "prompt"]

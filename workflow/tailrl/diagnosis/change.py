@@ -44,7 +44,7 @@ class Difference:
     change: Interval
 
     @property
-    def word(self) -> str:
+    def verdict(self) -> str:
         """Smaller, larger, or no detectable difference."""
         if self.change.low > 0:
             return "larger"
@@ -153,7 +153,7 @@ def verdict(change: Change) -> str:
     state = f"{levels[0]} before and after" if levels[0] == levels[1] else f"{levels[0]} before, {levels[1]} after"
     numbers = f"k3 is {short(k3.before.mean)} nats a token before and {short(k3.after.mean)} after"
     ends = f"a difference of {k3.change.mean:+.3g} [{k3.change.low:+.3g}, {k3.change.high:+.3g}]"
-    return f"{k3.word.capitalize()}: {numbers}, {ends}. It is {state}."
+    return f"{k3.verdict.capitalize()}: {numbers}, {ends}. It is {state}."
 
 
 render = renderer((Path(__file__).parent / "templates", TEMPLATES), cell, prose)

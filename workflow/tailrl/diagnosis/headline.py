@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tailrl.diagnosis.advice import EXPLAINS, NOTHING_TO_SAY
-from tailrl.diagnosis.causes import CLOSE, Cause, agrees, cause_words, disagrees_with_itself
+from tailrl.diagnosis.causes import CLOSE, Cause, agrees, disagrees_with_itself
 from tailrl.diagnosis.diagnosis import Diagnosis
 from tailrl.diagnosis.measure import Measured
 from tailrl.diagnosis.metrics import named_metrics, quantity
@@ -147,7 +147,7 @@ def _few_bits_fit(diagnosis: Diagnosis) -> bool:
     """Whether number formats may be the cause: nothing is to be mended, or rounding is at least as good as close."""
     if diagnosis.advice.kind in ("none", "ask"):
         return True
-    sure = {one.name: one.sure for one in diagnosis.causes if not _is_fault(one)}
+    sure = {one.name: one.sure for one in diagnosis.causes if not one.words.fault}
     is_close = bool(sure) and sure.get("precision", 0.0) >= CLOSE * max(sure.values())
     return is_close and not _is_wrong(diagnosis) and not _grows(diagnosis)
 
@@ -169,7 +169,7 @@ def cause_sentence(causes: Sequence[Cause], mismatched: int | None = None) -> st
     if not causes:
         few = f"No cause can be told from {count(mismatched, 'token')}." if mismatched else ""
         return few or "No mismatch that needs a cause."
-    faults = [one for one in causes if _is_fault(one)]
+    faults = [one for one in causes if one.words.fault]
     if len(causes) > 1 and faults:  # a fault of the log is beside a cause of the mismatch, not in its place
         rest = [one for one in causes if one not in faults]
         also = ", ".join(_named(one) for one in (faults if rest else faults[1:]))
@@ -182,15 +182,11 @@ def cause_sentence(causes: Sequence[Cause], mismatched: int | None = None) -> st
     if first.name == "unknown":
         return f"No known cause fits ({first.sure:.0%} sure)."
     if first.sure >= CERTAIN:
-        return f"Cause, {first.sure:.0%} sure: {cause_words()[first.name].title}."
+        return f"Cause, {first.sure:.0%} sure: {first.title}."
     if first.sure >= LEAST_SURE:
-        return f"Probable cause, {first.sure:.0%} sure: {cause_words()[first.name].title}."
+        return f"Probable cause, {first.sure:.0%} sure: {first.title}."
     return f"No cause is sure; the most probable one: {_named(first)}."
 
 
-def _is_fault(cause: Cause) -> bool:
-    return cause.name != "unknown" and cause_words()[cause.name].fault
-
-
 def _named(cause: Cause) -> str:
-    return f"{cause_words()[cause.name].title} ({cause.sure:.0%})"
+    return f"{cause.title} ({cause.sure:.0%})"

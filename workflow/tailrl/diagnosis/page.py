@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tailrl.diagnosis.advice import SURE, Advice
-from tailrl.diagnosis.causes import cause_words
 from tailrl.diagnosis.charts import charts
 from tailrl.diagnosis.diagnosis import Diagnosis
 from tailrl.diagnosis.gate import Judgement
@@ -149,8 +148,8 @@ def _values(diagnosis: Diagnosis) -> dict[str, object]:
         "numbers": [_summary(measured, name) for name in SUMMARY],
         "odd": {name: number for name, number in measured.odd.items() if number},
         "notes": diagnosis.notes,
-        "causes": [(cause, cause_words()[cause.name]) for cause in diagnosis.causes],
-        "elsewhere": [(cause, cause_words()[cause.name]) for cause in diagnosis.elsewhere],
+        "causes": [(cause, cause.words) for cause in diagnosis.causes],
+        "elsewhere": [(cause, cause.words) for cause in diagnosis.elsewhere],
         "places": diagnosis.places,
         "focus": diagnosis.focus,
         "remedies": [(one, catalogue().remedies[one.name]) for one in diagnosis.remedies],
