@@ -10,14 +10,14 @@ from tailrl.diagnosis.causes import NAMED, Cause, agrees, find_causes
 from tailrl.diagnosis.exact_checks import ExactChecks, Fault
 from tailrl.diagnosis.lags import LagsAndDepths, SizeRow
 from tailrl.diagnosis.left_out import LeftOut
-from tailrl.diagnosis.log import Log
+from tailrl.diagnosis.log import Log, sound
 from tailrl.diagnosis.measure import Measured, measure
 from tailrl.diagnosis.parts import Sample, part_of
 from tailrl.diagnosis.replay import Replay, Replayed
 from tailrl.diagnosis.responses import Response, Worst
 from tailrl.diagnosis.sure import settled
 from tailrl.diagnosis.tables import read_table
-from tailrl.diagnosis.where import NEARLY_ALL, Place, find_places, sound
+from tailrl.diagnosis.where import NEARLY_ALL, Place, find_places
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from tailrl.artifacts.metrics import FloatArray
 
 IntArray = NDArray[np.int64]
 
+LOGPROB_ROUNDING = 1e-5  # nats above 0 that rounding may give a log-prob
 SIDES = ("sampler", "trainer")  # as columns of log-probs are called
 
 OPTIONAL_NUMBERS = (
@@ -123,6 +124,12 @@ class Log:
         if any(text is not None for text in self.text_S):
             found.add("text")
         return frozenset(found)
+
+
+def sound(log: Log) -> NDArray[np.bool_]:
+    """Which tokens have two log-probs: finite, and not above 0."""
+    both_T: NDArray[np.bool_] = np.isfinite(log.trainer_T) & np.isfinite(log.sampler_T)
+    return both_T & (log.trainer_T <= LOGPROB_ROUNDING) & (log.sampler_T <= LOGPROB_ROUNDING)
 
 
 def seen_before(token_T: IntArray) -> NDArray[np.bool_]:

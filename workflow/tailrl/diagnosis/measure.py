@@ -7,20 +7,16 @@ are counted and left out. Memory grows with the sequences, not with their tokens
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
 from tailrl.artifacts.metrics import FloatArray
-from tailrl.diagnosis.log import IntArray, Log
+from tailrl.diagnosis.log import LOGPROB_ROUNDING, IntArray, Log, sound
 from tailrl.diagnosis.signals import Signals
 from tailrl.diagnosis.signature import SignatureSums
 from tailrl.objective.kl_estimates import k2, k3
 from tailrl.stats.intervals import Interval, mean_interval, ratio_interval
 from tailrl.stats.verl import bounded_ratio, truncated_ratio
-
-LOGPROB_ROUNDING = 1e-5
-"""Nats above 0 that rounding may give a log-prob."""
 
 NATS_EDGES = (0.0, 1e-4, 1e-3, 1e-2, 0.1, 0.3, 1.0, 2.0, 3.0, 5.0, 7.0, 10.0, np.inf)
 """Of −log π_train, nats: the bins of the signature."""
@@ -101,7 +97,11 @@ class Measured:
     def add(self, title: str, log: Log) -> None:
         """Adds a part of a log."""
         trainer_T, sampler_T = log.trainer_T, log.sampler_T
-        sound_T = self._odd(trainer_T, sampler_T)
+        for side, values_T in (("trainer", trainer_T), ("sampler", sampler_T)):
+            self.odd[f"{side}'s NaN"] += int(np.isnan(values_T).sum())
+            self.odd[f"{side}'s -inf"] += int(np.isneginf(values_T).sum())
+            self.odd[f"{side}'s above 0"] += int((values_T > LOGPROB_ROUNDING).sum())
+        sound_T = sound(log)
         self.signals.add(log, sound_T)
         trainer_T, sampler_T, sequence_T = trainer_T[sound_T], sampler_T[sound_T], log.sequence_T[sound_T]
         trainer_T, sampler_T = np.minimum(trainer_T, 0.0), np.minimum(sampler_T, 0.0)
@@ -128,19 +128,6 @@ class Measured:
             self.floor = self.floor or Measured()
             unknown_T = np.full(len(log.again_T), np.nan)
             self.floor.add(title, replace(log, sampler_T=log.again_T, again_T=unknown_T))
-
-    def _odd(self, trainer_T: FloatArray, sampler_T: FloatArray) -> Any:
-        """Which tokens have two log-probs; counts the others."""
-        sound_T = np.ones(len(trainer_T), bool)
-        for side, values_T in (("trainer", trainer_T), ("sampler", sampler_T)):
-            for name, bad_T in (
-                ("NaN", np.isnan(values_T)),
-                ("-inf", np.isneginf(values_T)),
-                ("above 0", values_T > LOGPROB_ROUNDING),
-            ):
-                self.odd[f"{side}'s {name}"] += int(bad_T.sum())
-                sound_T &= ~bad_T
-        return sound_T
 
     def _extremes(self, trainer_T: FloatArray, sampler_T: FloatArray) -> None:
         if not len(trainer_T):

@@ -6,8 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailrl.artifacts.metrics import FloatArray
-from tailrl.diagnosis.log import IntArray, Log
-from tailrl.diagnosis.measure import LOGPROB_ROUNDING
+from tailrl.diagnosis.log import IntArray, Log, sound
 from tailrl.diagnosis.parts import part_of
 from tailrl.objective.kl_estimates import k3
 
@@ -21,10 +20,7 @@ def sound_tokens(log: Log) -> Log:
     """The tokens with two sound log-probs, none above 0. `recomputed_T` is the trainer's from the update's begin: its
     only one where no other is logged."""
     begin_T = np.where(np.isnan(log.recomputed_T), log.trainer_T, log.recomputed_T)
-    sound_T = np.ones(len(begin_T), bool)
-    for values_T in (begin_T, log.trainer_T, log.sampler_T):
-        sound_T &= np.isfinite(values_T) & (values_T <= LOGPROB_ROUNDING)
-    tokens = part_of(replace(log, recomputed_T=begin_T), sound_T)
+    tokens = part_of(replace(log, recomputed_T=begin_T), sound(log) & sound(replace(log, trainer_T=begin_T)))
     begin_T = np.minimum(tokens.recomputed_T, 0.0)
     return replace(
         tokens,

@@ -151,13 +151,6 @@ def _amount(delta_T: FloatArray) -> FloatArray:
     return found
 
 
-def sound(log: Log) -> Bools:
-    """Which tokens have two log-probs."""
-    both_T = np.isfinite(log.trainer_T) & np.isfinite(log.sampler_T)
-    found: Bools = both_T & (log.trainer_T <= 1e-5) & (log.sampler_T <= 1e-5)
-    return found
-
-
 def find_places(log: Log) -> tuple[Place, ...]:
     """Where the mismatch is, the place with the fewest tokens first, and last those without a name of their own.
 

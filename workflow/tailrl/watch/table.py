@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tailrl.artifacts.metrics import FloatArray
-from tailrl.diagnosis.lags import AHEAD_ROW, UNKNOWN_ROW, Sizes, lag_rows, sound_tokens
-from tailrl.diagnosis.log import IntArray, Log
+from tailrl.diagnosis.lags import AHEAD_ROW, UNKNOWN_ROW, Sizes, lag_rows
+from tailrl.diagnosis.log import IntArray, Log, sound
 from tailrl.watch.alarms import Step, median
 
 SURE, GAP = math.log(0.5), 2.0
@@ -130,7 +130,7 @@ class TokenTable:
     @np.errstate(over="ignore", invalid="ignore")
     def add(self, log: Log, prompt_S: IntArray | None = None) -> None:
         """Adds a part of the step's log; `prompt_S`: each response's prompt as a digest, or 0 where it is not known."""
-        sound_T = sound_tokens(log)
+        sound_T = sound(log)
         self.logged += len(sound_T)
         trainer_T, sampler_T = np.minimum(log.trainer_T[sound_T], 0.0), np.minimum(log.sampler_T[sound_T], 0.0)
         lag_S = log.step_S - log.version_S
@@ -191,7 +191,7 @@ class TokenTable:
             floor_tokens=floor.sizes.tokens,
             level=scaled.quantile(0.5) if scaled.tokens >= FEWEST_UNSURE else math.nan,
             level_tokens=scaled.tokens,
-            mean_abs=every.size / tokens if tokens else math.nan,
+            mean_abs=every.mean_abs,
             k3=self.k3 / tokens if tokens else math.nan,
             tail=float(floor.sizes.beyond[1]),
             confident=floor.confident,

@@ -58,7 +58,7 @@ class Watching:
         values |= {f"tailrl/alarm/{alarm.name}": 1.0 for alarm in judged.alarms}
         for row in self._lags.lags():
             name = row.name.replace(" ", "_")
-            values |= {f"tailrl/lag/{name}/{column}": float(getattr(row, column)) for column in BY_LAG}
+            values |= {f"tailrl/lag/{name}/{column}": float(getattr(row.sizes, column)) for column in BY_LAG}
         lines = list(text_lines(judged, self._raised)) if judged.alarms else []
         self._raised = {alarm.name for alarm in judged.alarms}
         self._begin()
