@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
+from pydantic import Field
 
 from tailrl.artifacts.files import Record
-from tailrl.diagnosis.evidence import evidence
+from tailrl.diagnosis.evidence import evidence, numbers
 from tailrl.diagnosis.features import features, seen_apart
 from tailrl.diagnosis.measure import Measured
 from tailrl.diagnosis.signals import Signals
@@ -79,6 +80,7 @@ class Cause:
 class CauseWords(Record):
     """A cause in words: its title, a verdict in one sentence, what to do, and what to log to be surer.
 
+    `evidence`: sentences that speak for it, with places for `evidence.numbers`.
     `fault`: a fault of the log itself, not of the sampler or the trainer. `by_place`: told by where the mismatch is
     (where.yaml), not by its shape.
     """
@@ -87,6 +89,7 @@ class CauseWords(Record):
     verdict: str
     do: str
     log: str
+    evidence: list[str] = Field(default_factory=list)
     fault: bool = False
     by_place: bool = False
 
@@ -106,7 +109,8 @@ def find_causes(measured: Measured) -> tuple[Cause, ...]:
     """
     signals = measured.signals
     faults = find_faults(measured)
-    found = [Cause(name, settled().checks[name], evidence(name, measured)) for name in faults]
+    known = numbers(measured)
+    found = [Cause(name, settled().checks[name], evidence(cause_words()[name].evidence, known)) for name in faults]
     if agrees(signals) or {"shift", "clipped"} & set(faults):
         return tuple(found)
     sure = shapes(features(signals), without={"routing"} if measured.experts == DENSE else set())
@@ -119,8 +123,8 @@ def find_causes(measured: Measured) -> tuple[Cause, ...]:
         sure = {"unknown": 1 - most, **{name: value for name, value in sure.items() if name != "unknown"}}
     enough = signals.sums["tokens"] / (signals.sums["tokens"] + settled().few_tokens)
     sure = {name: enough * value for name, value in sure.items()}
-    shown = [Cause(name, value, evidence(name, measured)) for name, value in sure.items() if value >= NAMED]
-    return (*found, *shown)
+    named = [(name, value) for name, value in sure.items() if value >= NAMED]
+    return (*found, *(Cause(name, value, evidence(cause_words()[name].evidence, known)) for name, value in named))
 
 
 def find_faults(measured: Measured) -> tuple[str, ...]:

@@ -59,14 +59,6 @@ class Entry(Record):
     joint: bool = False
 
     @property
-    def reads_text(self) -> bool:
-        return self.reads in ("text", "template")
-
-    @property
-    def reads_template(self) -> bool:
-        return self.reads == "template"
-
-    @property
     def needs_forward(self) -> bool:
         """Whether the model must run once more to try it."""
         return self.kind in ("inputs", "model")

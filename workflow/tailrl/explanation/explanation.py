@@ -38,7 +38,16 @@ from tailrl.explanation.search import (
     refitted,
     search,
 )
-from tailrl.explanation.sequences import Response, Scored, choose, read, require, scored, with_prompts
+from tailrl.explanation.sequences import (
+    LONGEST,
+    Response,
+    Scored,
+    by_what_they_tell,
+    read,
+    require,
+    scored,
+    with_prompts,
+)
 from tailrl.explanation.train_mode import TRAIN_MODE, left_on, probabilities
 from tailrl.runtime.errors import ConfigurationError, DataError, say
 
@@ -115,7 +124,7 @@ class Side:
 
     @property
     def limit(self) -> float:
-        return WITHIN_ROUNDING * max(self.rounding, LEAST_ROUNDING)
+        return _limit(self.rounding)
 
     @property
     def explained(self) -> float:
@@ -192,6 +201,11 @@ class Explanation:
         return self.own(side) if getattr(self, side).is_explained else AS_IT_IS
 
 
+def _limit(rounding: float) -> float:
+    """The mean difference up to which rounding explains a side, nats, where bfloat16's makes so much."""
+    return WITHIN_ROUNDING * max(rounding, LEAST_ROUNDING)
+
+
 def _same(one: Choice, other: Choice, within: float = 0.03) -> bool:
     if one.hypothesis.name != other.hypothesis.name:
         return False
@@ -205,7 +219,7 @@ def _pinned(steps: Sequence[tuple[float, int, float, float]], rounding: float) -
     if len(steps) < 3:
         return ""
     far = {"sampler": np.array([one[2] for one in steps]), "trainer": np.array([one[3] for one in steps])}
-    limit = WITHIN_ROUNDING * max(rounding, LEAST_ROUNDING)
+    limit = _limit(rounding)
     for side, other in (SIDES, SIDES[::-1]):
         moves = far[other][-1] > 2 * far[other][0] and far[other][-1] > 2 * limit
         if (far[side] <= limit).all() and moves and np.corrcoef(np.arange(len(steps)), far[other])[0, 1] > 0.7:
@@ -282,7 +296,8 @@ def explain_parts(
         notes += more
         if not responses and prompts is not None:
             candidates = read_prompts(prompts, scorer.context.tokenizer)
-            few = _spread(log.responses, 2 * max(FEWEST_RESPONSES, tokens // 48))
+            few = by_what_they_tell(log.responses)[: 2 * max(FEWEST_RESPONSES, tokens // 48)]
+            few.sort(key=lambda one: one.number)
             responses, sentence = match(scorer, few, candidates, log.rows, bar.seen)
             notes.append(sentence)
         require(responses, model if not log.title else f"the log ({log.title})")
@@ -318,27 +333,11 @@ def explain_mismatch(title: str, rows: Sequence[LoggedRow], model: str) -> Expla
         bench = _Bench(scorer, with_prompts(log, scorer.context.tokenizer)[0], catalogue(), bar)
         sample = bench.sample(FIRST_TOKENS)
         apart = np.abs(sample.column("sampler") - sample.column("trainer")).mean()
-        if apart <= WITHIN_ROUNDING * max(
-            _rounding_of(sample, bench.tested, "bfloat16_logits")(AS_IT_IS), LEAST_ROUNDING
-        ):
+        if apart <= _limit(_rounding_of(sample, bench.tested, "bfloat16_logits")(AS_IT_IS)):
             return None
         say("recomputes the log under each hypothesis")
         answer = _explained(bench, [], TOKENS)
     return replace(answer, model=model, title=log.title, rows=log.rows)
-
-
-def _spread(responses: Sequence[Response], count: int) -> list[Response]:
-    order = choose_without_prompts(responses)
-    return sorted(order[:count], key=lambda one: one.number)
-
-
-def choose_without_prompts(responses: Sequence[Response]) -> list[Response]:
-    """Responses in the order of `choose`, which asks for ids with prompts."""
-    marked = {
-        one.number: replace(one, whole_T=np.zeros(1, np.int64), place_T=np.zeros(1, np.int64)) for one in responses
-    }
-    by_number = {one.number: one for one in responses}
-    return [by_number[one.number] for one in choose(list(marked.values()), len(responses))]
 
 
 class _Bench:
@@ -354,7 +353,8 @@ class _Bench:
         self.scorer, self.tested, self.bar = scorer, tested, bar
         self.parts: dict[Hashable, Laboratory] = {}
         self.by_number = {one.number: one for one in responses}
-        self.order = choose(responses, len(responses))
+        usable = [one for one in responses if one.whole_T is not None and len(one.whole_T) <= LONGEST]
+        self.order = by_what_they_tell(usable)
         # A bias raises the tokens that are sampled often: each has an entry in all rows.
         self.frequent = _frequent(responses)
         self.prompts = tuple(
@@ -385,9 +385,8 @@ class _Bench:
     def untried(self) -> dict[str, str]:
         """The hypotheses that cannot be tried, each with the reason."""
         context = self.scorer.context
-        found = {
-            one.name: one.entry.needs for one in self.tested if one.entry.needs and not _is_given(one, self.scorer)
-        }
+        given = {"--other FOLDER": context.others, "--adapter FOLDER": context.adapters}
+        found = {one.name: one.entry.needs for one in self.tested if one.entry.needs and not given[one.entry.needs]}
         if not any(probabilities(self.scorer.model)):
             found["train_mode"] = "the model has no dropout"
         if any(type(module).__name__.endswith("Router") for module in self.scorer.model.modules()):
@@ -395,9 +394,11 @@ class _Bench:
         else:
             found |= {one.name: "the model has no experts" for one in self.tested if one.entry.reads == "experts"}
         if context.tokenizer is None:
-            found |= {one.name: "the model's folder has no tokenizer" for one in self.tested if one.entry.reads_text}
+            texts = [one for one in self.tested if one.entry.reads in ("text", "template")]
+            found |= {one.name: "the model's folder has no tokenizer" for one in texts}
         elif context.template is None:
-            found |= {one.name: "the tokenizer has no chat template" for one in self.tested if one.entry.reads_template}
+            templates = [one for one in self.tested if one.entry.reads == "template"]
+            found |= {one.name: "the tokenizer has no chat template" for one in templates}
         return found
 
 
@@ -527,14 +528,6 @@ def _frequent(responses: Sequence[Response]) -> list[int]:
     return [token for token, _ in counted.most_common(BIASED_TOKENS)]
 
 
-def _is_given(hypothesis: Hypothesis, scorer: Scorer) -> bool:
-    return bool(
-        {"--other FOLDER": scorer.context.others, "--adapter FOLDER": scorer.context.adapters}[
-            hypothesis.entry.needs or ""
-        ]
-    )
-
-
 def _until(order: Sequence[Response], by_number: dict[int, Response], tokens: int) -> list[Scored]:
     """The first responses of an order with so many tokens, and no fewer responses than are needed for an error.
 
@@ -573,22 +566,18 @@ def _rounding_of(
 
 def _scale(laboratory: Laboratory, rounding: Callable[[World], float]) -> FloatArray:
     """The size of rounding for each token, nats: nearly proportional to 1 minus its probability."""
-    logprob_T = laboratory.predicted(AS_IT_IS)
-    assert logprob_T is not None
-    rest_T = np.maximum(-np.expm1(logprob_T), 0.02)
+    rest_T = np.maximum(-np.expm1(laboratory.plain_logprobs), 0.02)
     scale_T: FloatArray = np.maximum(rounding(AS_IT_IS) / rest_T.mean() * rest_T, LEAST_SCALE)
     return scale_T
 
 
 def _by_step(laboratory: Laboratory) -> tuple[tuple[float, int, float, float], ...]:
     """Of each logged step: responses and both sides' distance from the model."""
-    logprob_T = laboratory.predicted(AS_IT_IS)
-    assert logprob_T is not None
     step_S = np.array([one.response.step for one in laboratory.chosen])
     found = []
     for step in np.unique(step_S[np.isfinite(step_S)]):
         own_T = step_S[laboratory.sequence_T] == step
-        far = [float(np.mean(np.abs(laboratory.column(side) - logprob_T)[own_T])) for side in SIDES]
+        far = [float(np.mean(np.abs(laboratory.column(side) - laboratory.plain_logprobs)[own_T])) for side in SIDES]
         found.append((float(step), int((step_S == step).sum()), far[0], far[1]))
     return tuple(found)
 
@@ -623,18 +612,19 @@ def _explain_side(
         court = Court(whole, side, _scale(whole, rounding_here := _rounding_of(whole, tested)))
         rounding, before = rounding_here, court.residual(AS_IT_IS)
     left = court.residual(ordered([*found.world, *found.benign]))
-    if len(whole.sequence_T) > len(small.sequence_T) and left > WITHIN_ROUNDING * max(
-        rounding(found.world), LEAST_ROUNDING
-    ):
+    if len(whole.sequence_T) > len(small.sequence_T) and left > _limit(rounding(found.world)):
         # More than rounding, and few tokens do not tell by what: all of them may.
         found = search(Court(whole, side, court.scale_T, screen), tested, rounding)
-    if court.residual(ordered([*found.world, *found.benign])) > WITHIN_ROUNDING * max(
-        rounding(found.world), LEAST_ROUNDING
-    ):
-        other = _of_another_request(side, whole, _first(whole.chosen, SEARCHED_TOKENS), tested, prompts)
-        if other is not None and other.found.world and other.residual < court.residual(found.world):
-            court, found, rounding = other.court, other.found, other.rounding
-            whole, before = other.court.laboratory, court.residual(AS_IT_IS)
+    if court.residual(ordered([*found.world, *found.benign])) > _limit(rounding(found.world)):
+        moved = _of_another_request(side, whole, prompts)
+        if moved is not None:
+            moved_rounding = _rounding_of(moved, tested)
+            moved_court = Court(moved, side, _scale(moved, moved_rounding))
+            rest = [h for h in tested if h.name == "prompt_of_other" or h.entry.benign or not h.entry.needs_forward]
+            other = search(moved_court, rest, moved_rounding)
+            if other.world and moved_court.residual(other.world) < court.residual(found.world):
+                whole, court, found, rounding = moved, moved_court, other, moved_rounding
+                before = court.residual(AS_IT_IS)
     world, benign = _confirmed(court, found)
     coarse = AS_IT_IS
     if court.residual(ordered([*world, *benign])) > ENOUGH * max(rounding(world), LEAST_ROUNDING):
@@ -652,51 +642,22 @@ def _explain_side(
     return Side(side, before, after, largest, world, benign, others, share, follows=bool(coarse))
 
 
-@dataclass(frozen=True)
-class _Other:
-    """What is found where responses may follow prompts of other requests."""
-
-    court: Court
-    found: Found
-    rounding: Callable[[World], float]
-
-    @property
-    def residual(self) -> float:
-        return self.court.residual(self.found.world)
-
-
-def _of_another_request(
-    side: str,
-    whole: Laboratory,
-    chosen: Sequence[Scored],
-    tested: Sequence[Hypothesis],
-    prompts: Sequence[tuple[int, ...]],
-) -> _Other | None:
-    """The search with each response's best prompt among those of the log; None where its own is the best."""
-    worst_first = sorted(chosen, key=lambda one: -one.response.badness)
-    few = len(_first(worst_first, SCREENED_TOKENS, 2))
-    moved = with_other_prompts(whole.scorer, worst_first, side, prompts, few) if len(prompts) > 1 else []
-    if not moved:
-        return None
-    laboratory = whole.part(moved)
-    rounding = _rounding_of(laboratory, tested)
-    court = Court(laboratory, side, _scale(laboratory, rounding))
-    rest = [h for h in tested if h.name == "prompt_of_other" or h.entry.benign or not h.entry.needs_forward]
-    return _Other(court, search(court, rest, rounding), rounding)
+def _of_another_request(side: str, whole: Laboratory, prompts: Sequence[tuple[int, ...]]) -> Laboratory | None:
+    """The first responses, each with its best prompt among those of the log; None where its own is the best."""
+    chosen = sorted(_first(whole.chosen, SEARCHED_TOKENS), key=lambda one: -one.response.badness)
+    few = len(_first(chosen, SCREENED_TOKENS, 2))
+    moved = with_other_prompts(whole.scorer, chosen, side, prompts, few) if len(prompts) > 1 else []
+    return whole.part(moved) if moved else None
 
 
 def _place(side: str, whole: Laboratory, rounding: Callable[[World], float]) -> Finding | None:
-    logprob_T = whole.predicted(AS_IT_IS)
-    assert logprob_T is not None
-    limit = WITHIN_ROUNDING * max(rounding(AS_IT_IS), LEAST_ROUNDING)
-    return at_an_end(side, whole.chosen, np.minimum(np.abs(whole.column(side) - logprob_T), 50), limit)
+    far_T = np.minimum(np.abs(whole.column(side) - whole.plain_logprobs), 50)
+    return at_an_end(side, whole.chosen, far_T, _limit(rounding(AS_IT_IS)))
 
 
 def _bad_ones(whole: Laboratory, court: Court, size: float) -> tuple[list[Scored], float]:
     """The responses that are far from the model, where others are near it, and their share; else all."""
-    logprob_T = whole.predicted(AS_IT_IS)
-    assert logprob_T is not None
-    far_T = np.minimum(np.abs(court.column_T - logprob_T), 5)
+    far_T = np.minimum(np.abs(court.column_T - whole.plain_logprobs), 5)
     far_S = np.bincount(whole.sequence_T, far_T) / np.bincount(whole.sequence_T)
     bad_S, good_S = far_S > BAD * max(size, LEAST_ROUNDING), far_S < GOOD * max(size, LEAST_ROUNDING)
     if bad_S.sum() < 3 or good_S.sum() < 3 or (bad_S | good_S).mean() < 0.8:

@@ -98,6 +98,13 @@ class Laboratory:
         """The logged numbers of a side, nats [T]."""
         return np.concatenate([getattr(one, f"{side}_T") for one in self.chosen])
 
+    @property
+    def plain_logprobs(self) -> FloatArray:
+        """The model's own log-probs, nats [T]."""
+        logprob_T = self.predicted(AS_IT_IS)
+        assert logprob_T is not None
+        return logprob_T
+
     def rows(self, world: World) -> Rows | None:
         """Reduced rows of the world's forward; None where its changes apply nowhere."""
         forward = of_kind(world, "inputs", "model")

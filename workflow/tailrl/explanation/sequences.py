@@ -1,7 +1,7 @@
 """The responses of a log that are worth computing: typical and worst ones, early and late, each with its prompt."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ class Response:
         token_T: its token ids; None: not logged.
         whole_T, place_T: ids with the prompt and the places of the logged tokens; None: the log has no prompt's ids.
         text, prompt: the texts, where they are logged.
-        step, version: NaN: not logged.
+        step: NaN: not logged.
     """
 
     number: int
@@ -39,7 +39,6 @@ class Response:
     text: str | None
     prompt: str | None
     step: float
-    version: float
 
     @property
     def badness(self) -> float:
@@ -94,7 +93,6 @@ def _responses(log: Log, before: int) -> Iterator[Response]:
             text=log.text_S[number] if log.text_S else None,
             prompt=log.prompt_text_S[number] if log.prompt_text_S else None,
             step=float(log.step_S[number]),
-            version=float(log.version_S[number]),
         )
 
 
@@ -148,11 +146,10 @@ def _chosen_positions(response: Response, finite_T: np.ndarray) -> IntArray:
     return np.unique(np.concatenate([position_N[:share], position_N[-share:], between_N, worst_N]))
 
 
-def choose(responses: Sequence[Response], count: int) -> list[Response]:
-    """An order of responses by what they may tell, at most `count`: typical and worst, from each quarter of the log."""
-    usable = [one for one in responses if one.whole_T is not None and len(one.whole_T) <= LONGEST]
-    quarters = [part.tolist() for part in np.array_split(np.arange(len(usable)), min(4, max(1, len(usable))))]
-    badness = np.array([one.badness for one in usable])
+def by_what_they_tell(responses: Sequence[Response]) -> list[Response]:
+    """The responses in an order by what they may tell: typical and worst ones in turn, from each quarter of the log."""
+    quarters = [part.tolist() for part in np.array_split(np.arange(len(responses)), min(4, max(1, len(responses))))]
+    badness = np.array([one.badness for one in responses])
     typical, worst = [], []
     for part in quarters:
         order = sorted(part, key=badness.__getitem__)
@@ -162,14 +159,12 @@ def choose(responses: Sequence[Response], count: int) -> list[Response]:
         typical.append([order[rank] for rank in middle_out])
         worst.append(order[::-1])
     chosen: dict[int, None] = {}
-    for rank in range(len(usable)):
+    for rank in range(len(responses)):
         for quarter in range(len(quarters)):
             for listed in (typical, worst):
                 if rank < len(listed[quarter]):
                     chosen.setdefault(listed[quarter][rank])
-        if len(chosen) >= count:
-            break
-    return [usable[i] for i in list(chosen)[:count]]
+    return [responses[i] for i in chosen]
 
 
 def with_prompts(read_log: Read, tokenizer: Any) -> tuple[list[Response], list[str]]:
@@ -212,17 +207,11 @@ def encode(tokenizer: Any, prompt: str) -> list[int]:
 
 def joined(response: Response, prompt: Sequence[int], ids: Sequence[int]) -> Response:
     """The response after a prompt."""
-    return Response(
-        number=response.number,
-        sampler_T=response.sampler_T,
-        trainer_T=response.trainer_T,
+    return replace(
+        response,
         token_T=np.asarray(ids, np.int64),
         whole_T=np.array([*prompt, *ids], np.int64),
         place_T=len(prompt) + np.arange(len(ids)),
-        text=response.text,
-        prompt=response.prompt,
-        step=response.step,
-        version=response.version,
     )
 
 
