@@ -271,28 +271,6 @@ def rogue_normaliser(step: Step, past: Past, limits: Limits) -> Found:
     return None
 
 
-ALARMS: dict[str, Callable[[Step, Past, Limits], Found]] = {
-    function.__name__: function
-    for function in (
-        floor_jump,
-        slow_growth,
-        floor_tail,
-        confident_disagreement,
-        weights_stop,
-        negative_lag,
-        ess_collapse,
-        unsound_tokens,
-        not_finite,
-        copied_columns,
-        idle_clip,
-        lost_seed,
-        stuck_batch,
-        learning_rate,
-        rogue_normaliser,
-    )
-}
-"""The alarms by their names."""
-
 OF_SIZE = ("floor_jump", "floor_tail", "confident_disagreement", "ess_collapse")
 """A step with one of these is no measure for later ones."""
 
@@ -452,7 +430,7 @@ class AlarmWords:
 
 @cache
 def catalogue() -> dict[str, AlarmWords]:
-    """The words and limits of each alarm, by its name."""
+    """The words and limits of each alarm, by the name of its function here."""
     said = yaml_beside(__file__, "alarms.yaml")
     return {name: AlarmWords(**words) for name, words in said.items()}
 
@@ -460,8 +438,8 @@ def catalogue() -> dict[str, AlarmWords]:
 def check_names(names: Collection[str]) -> None:
     """Raises StudyError for a name of no alarm."""
     for name in names:
-        if name not in ALARMS:
-            raise ConfigurationError(f"no alarm is called {one_line(name)}; there are {', '.join(ALARMS)}")
+        if name not in catalogue():
+            raise ConfigurationError(f"no alarm is called {one_line(name)}; there are {', '.join(catalogue())}")
 
 
 MOST_STEPS = 200
@@ -482,7 +460,9 @@ class Alarms:
     def __init__(self, exact: bool = False, without: Collection[str] = ()) -> None:
         """`exact`: the engine computes with the trainer's own bits. `without`: names of alarms that stay silent."""
         silent = {*without, *(["copied_columns"] if exact else [])}
-        self._active = {name: alarm for name, alarm in ALARMS.items() if name not in silent}
+        self._active: dict[str, Callable[[Step, Past, Limits], Found]] = {
+            name: globals()[name] for name in catalogue() if name not in silent
+        }
         self._past: deque[Step] = deque(maxlen=MOST_STEPS)
         self._measure: deque[Step] = deque(maxlen=MOST_STEPS)
 
