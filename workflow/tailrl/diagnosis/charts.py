@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from tailrl.artifacts.files import Record
 from tailrl.artifacts.metrics import FloatArray
-from tailrl.diagnosis.measure import NATS_EDGES, SEQUENCE_GROUPS, Measured
-from tailrl.diagnosis.signature import LOGIT_CELLS, LOGIT_EDGE, POSITION_EDGES
+from tailrl.diagnosis.measure import LOGIT_CELLS, NATS_EDGES, POSITION_EDGES, Measured
+from tailrl.diagnosis.signals import LOGIT_EDGE
 from tailrl.page_parts.drawing import LAW, MARK, PAGE, chart, in_page, set_magnitudes
 from tailrl.page_parts.number_text import short
 from tailrl.runtime.data_files import yaml_beside
@@ -95,8 +95,8 @@ def sign_chart(measured: Measured) -> Chart:
 
 def position_chart(measured: Measured) -> Chart:
     """Mean |Δ| by the token's place in its response."""
-    sums = measured.signature.positions
-    x, means = _means(sums["size"], sums["tokens"], [float(edge) + 1 for edge in POSITION_EDGES])
+    sums = measured.positions
+    x, means = _means(sums["size"], sums["tokens"], [float(edge) + 1 for edge in POSITION_EDGES[:-1]])
     return _dots("position", x, means)
 
 
@@ -146,7 +146,7 @@ def response_chart(measured: Measured) -> Chart:
 
 def joint_chart(measured: Measured) -> Chart:
     """Both probabilities of each token, on a scale of log-odds."""
-    joint = measured.signature.joint
+    joint = measured.joint
     shade = np.zeros(joint.shape, np.int64)
     some = joint > 0
     shade[some] = np.ceil(SHADES * (1 + np.log(joint[some])) / (1 + np.log(joint.max()))).astype(np.int64)
@@ -198,7 +198,6 @@ def _over_rest(measured: Measured, name: str) -> tuple[list[float], list[Interva
     """The means of a sum over the bins of −log π_train, at the bins' mean 1 − π_train."""
     tokens, rest = (measured.bins[part].sum(axis=0) for part in ("tokens", "rest"))
     x = np.divide(rest, tokens, out=np.zeros(len(NATS_EDGES) - 1), where=tokens > 0)
-    assert len(measured.bins[name]) == SEQUENCE_GROUPS
     return _means(measured.bins[name], measured.bins["tokens"], x.tolist())
 
 

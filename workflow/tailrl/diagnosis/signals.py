@@ -14,7 +14,6 @@ import numpy as np
 
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.diagnosis.log import IntArray, Log
-from tailrl.diagnosis.signature import log_odds
 
 LAGS = (-2, -1, 0, 1, 2)
 """Tokens by which the trainer's log-probs are moved against the sampler's."""
@@ -55,6 +54,17 @@ SHORTEST = 8
 
 DEEPEST = 15.0
 """Nats: −log-probs of tokens that only one side is certain of are cut there."""
+
+
+LOGIT_EDGE = 16.0
+"""Log-odds are cut there."""
+
+
+def log_odds(logp_T: FloatArray) -> FloatArray:
+    """log(p / (1 − p)) from log p, within ±LOGIT_EDGE: noise on logits has the same size everywhere on this axis."""
+    with np.errstate(divide="ignore"):
+        found: FloatArray = np.clip(logp_T - np.log(-np.expm1(logp_T)), -LOGIT_EDGE, LOGIT_EDGE)
+    return found
 
 
 @dataclass
