@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console
+from rich.progress import Progress
 
 from tailrl.diagnosis.documents import rows_of_document
 from tailrl.diagnosis.folders import log_files, of_folder
@@ -82,6 +84,17 @@ def read_log(
             left_out.files[file] = error
     if not any_tokens:
         raise of_folder(paths, left_out)
+
+
+def read_with_progress(
+    paths: Sequence[Path], left_out: LeftOut | None = None, columns: Columns = None
+) -> Iterator[tuple[str, Log]]:
+    """The same as `read_log`, with a bar on stderr where that is a terminal."""
+    total = sum(file.stat().st_size for file in log_files(paths, LeftOut()) if file.exists())
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("reading", total=total)
+        yield from read_log(paths, lambda size: progress.advance(task, size), left_out, columns)
 
 
 def _read_file(
