@@ -207,14 +207,11 @@ def _chosen(rule: AdviceRule, remedies: Iterable[Replayed], k3: float, framework
     found = []
     for choice in rule.remedies:
         most = k3 * (cleaned if choice.cleaned is None else choice.cleaned)
-        fitting = [one for one in good if _is_choice(one, choice) and (one.kept_k3 <= most or most == math.inf)]
+        tried = [one for one in good if one.name == choice.name and choice.threshold in (None, one.threshold)]
+        fitting = [one for one in tried if one.kept_k3 <= most or most == math.inf]
         found += fitting[:1]
     with_lines = [one for one in found if framework in catalogue().remedies[one.name].lines]
     return next(iter(with_lines or found), None)
-
-
-def _is_choice(one: Replayed, choice: Choice) -> bool:
-    return one.name == choice.name and choice.threshold in (None, one.threshold)
 
 
 def _gives(one: Replayed, k3: float) -> str:

@@ -100,22 +100,14 @@ def diagnose_parts(parts: Iterable[tuple[str, Log]], left_out: LeftOut | None = 
     )
 
 
-class HasColumns(Protocol):
-    """A table of pandas or pyarrow."""
-
-    @property
-    def columns(self) -> object:
-        """Its columns or their names."""
-
-
 class HasBatches(Protocol):
-    """A dataset of pyarrow."""
+    """A table or a dataset of pyarrow; a table of pandas is an iterable."""
 
     def to_batches(self) -> Iterable[object]:
         """Its rows, in parts."""
 
 
-Table = str | PathLike[str] | Mapping[str, object] | Iterable[object] | HasColumns | HasBatches
+Table = str | PathLike[str] | Mapping[str, object] | Iterable[object] | HasBatches
 
 
 def focus_of(places: Sequence[Place]) -> Place | None:

@@ -17,6 +17,10 @@ from tailrl.page_parts.number_text import count, short
 CERTAIN = 0.9  # how sure a cause is that is named without "probable"
 LEAST_SURE = 0.5  # of a cause that is called probable
 MOST_NAMED = 2
+LARGER = (
+    "It is larger than 16 bits gave. A log alone cannot tell which it is: weights or a cache of 8 or 4 bits; or "
+    "another beginning or end of the prompt; or a mistake inside a model."
+)  # where it looks like rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +121,8 @@ def why(diagnosis: Diagnosis) -> tuple[str, ...]:
     focus = diagnosis.focus
     if _is_wrong(diagnosis):
         return (f"Elsewhere: {_lower(cause_sentence(diagnosis.elsewhere))}",) if focus else ()
-    if focus is None and _grows_unlike_rounding(diagnosis):
+    is_rounding = bool(diagnosis.causes) and diagnosis.causes[0].name == "precision"
+    if focus is None and is_rounding and _grows(diagnosis):
         others = diagnosis.causes[1:]
         close = [one for one in others if one.sure >= CLOSE * diagnosis.causes[0].sure]
         words = (
@@ -127,7 +132,8 @@ def why(diagnosis: Diagnosis) -> tuple[str, ...]:
         return (words, *((cause_sentence(close),) if close else ()))
     if focus is None:
         mismatched = None if agrees(diagnosis.measured.signals) else diagnosis.measured.tokens
-        return (cause_sentence(diagnosis.causes, mismatched), *_remaining(diagnosis))
+        told = (cause_sentence(diagnosis.causes, mismatched),)
+        return (*told, LARGER) if is_rounding and beyond_sixteen_bits(diagnosis.measured.signals) else told
     there = (f"There: {_lower(cause_sentence(diagnosis.causes))}",) if focus.whole or focus.cause else ()
     return *there, f"Elsewhere: {_lower(cause_sentence(diagnosis.elsewhere))}"
 
@@ -138,11 +144,6 @@ def _grows(diagnosis: Diagnosis) -> bool:
     return trend is not None and trend.grows and diagnosis.advice.kind != "none"
 
 
-def _grows_unlike_rounding(diagnosis: Diagnosis) -> bool:
-    """Whether the first cause is rounding, and the size grows."""
-    return bool(diagnosis.causes) and diagnosis.causes[0].name == "precision" and _grows(diagnosis)
-
-
 def _few_bits_fit(diagnosis: Diagnosis) -> bool:
     """Whether number formats may be the cause: nothing is to be mended, or rounding is at least as good as close."""
     if diagnosis.advice.kind in ("none", "ask"):
@@ -150,15 +151,6 @@ def _few_bits_fit(diagnosis: Diagnosis) -> bool:
     sure = {one.name: one.sure for one in diagnosis.causes if not one.words.fault}
     is_close = bool(sure) and sure.get("precision", 0.0) >= CLOSE * max(sure.values())
     return is_close and not _is_wrong(diagnosis) and not _grows(diagnosis)
-
-
-def _remaining(diagnosis: Diagnosis) -> tuple[str, ...]:
-    """What a log alone cannot tell apart, where it looks like rounding and is larger than 16 bits give."""
-    causes, signals = diagnosis.causes, diagnosis.measured.signals
-    if not causes or causes[0].name != "precision" or not beyond_sixteen_bits(signals):
-        return ()
-    words = "weights or a cache of 8 or 4 bits; or another beginning or end of the prompt; or a mistake inside a model"
-    return (f"It is larger than 16 bits gave. A log alone cannot tell which it is: {words}.",)
 
 
 def cause_sentence(causes: Sequence[Cause], mismatched: int | None = None) -> str:

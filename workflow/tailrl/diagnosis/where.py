@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from tailrl.artifacts.files import Record
 from tailrl.artifacts.metrics import FloatArray
-from tailrl.diagnosis.log import IntArray, Log
+from tailrl.diagnosis.log import IntArray, Log, from_end
 from tailrl.objective.kl_estimates import k3
 from tailrl.runtime.data_files import yaml_beside
 from tailrl.stats.intervals import Interval, ratio_interval
@@ -254,7 +254,7 @@ def _gap(amount_S: FloatArray, law_S: FloatArray, code_S: IntArray) -> float:
 def _within(tokens: _Tokens) -> Iterator[Place]:
     """First, last and later tokens of a response, and tokens that already occurred."""
     position_T = tokens.position_T
-    from_end_T = _from_end(tokens)
+    from_end_T = from_end(tokens.log)
     at_limit_T = (tokens.length_S == tokens.length_S.max())[tokens.sequence_T]
     limit = _best_cut(tokens, [at_limit_T & (from_end_T < number) for number in FROM_THE_END])
     if limit is not None and not at_limit_T.all():
@@ -278,14 +278,6 @@ def _within(tokens: _Tokens) -> Iterator[Place]:
                 yield _place(tokens, name, chosen_T, False)
             elif name == "seen" and _sides_differ(tokens, chosen_T):
                 yield _place(tokens, "sides", chosen_T, False)
-
-
-def _from_end(tokens: _Tokens) -> IntArray:
-    """Each token's place from its response's end, from 0."""
-    last_S = np.zeros(tokens.responses, np.int64)
-    np.maximum.at(last_S, tokens.sequence_T, tokens.position_T)
-    found: IntArray = last_S[tokens.sequence_T] - tokens.position_T
-    return found
 
 
 def _best_cut(tokens: _Tokens, parts: list[Bools]) -> int | None:

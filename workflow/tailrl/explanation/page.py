@@ -15,7 +15,9 @@ from tailrl.page_parts.number_text import count
 
 def text(explanation: Explanation) -> str:
     """The explanation for a terminal."""
-    blocks = [_head(explanation), _verdict(explanation), _referee(explanation), _others(explanation)]
+    read = f"{explanation.title}: {count(explanation.rows, 'response')}."
+    head = "\n".join([read, _scored(explanation), *explanation.notes])
+    blocks = [head, "\n".join(verdict(explanation)), _referee(explanation), _others(explanation)]
     return "\n\n".join(filter(None, [*blocks, _untried(explanation)])) + "\n"
 
 
@@ -44,11 +46,6 @@ def markdown(explanation: Explanation) -> str:
     return "\n" + "\n".join(lines) + "\n"
 
 
-def _head(explanation: Explanation) -> str:
-    lines = [f"{explanation.title}: {count(explanation.rows, 'response')}.", _scored(explanation), *explanation.notes]
-    return "\n".join(lines)
-
-
 def _scored(explanation: Explanation) -> str:
     tokens = f"{count(explanation.tokens, 'token')} of {count(explanation.responses, 'response')}"
     return (
@@ -75,10 +72,6 @@ def _referee(explanation: Explanation) -> str:
             f"          {step:8g} {number:11d} {far:9.4f} {near:9.4f}" for step, number, far, near in explanation.steps
         ]
     return "\n".join(lines)
-
-
-def _verdict(explanation: Explanation) -> str:
-    return "\n".join(verdict(explanation))
 
 
 def verdict(explanation: Explanation) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tailrl.artifacts.metrics import FloatArray
-from tailrl.diagnosis.log import IntArray, Log
+from tailrl.diagnosis.log import IntArray, Log, spans
 from tailrl.explanation.inputs import Inputs
 from tailrl.runtime.errors import DataError
 
@@ -79,9 +79,7 @@ def read(parts: Iterable[tuple[str, Log]]) -> Read:
 
 
 def _responses(log: Log, before: int) -> Iterator[Response]:
-    bounds = [*log.start_S.tolist(), len(log.sampler_T)]
-    for number in range(len(log.start_S)):
-        own = slice(bounds[number], bounds[number + 1])
+    for number, own in enumerate(spans(log)):
         token_T = log.token_T[own]
         yield Response(
             number=before + number,

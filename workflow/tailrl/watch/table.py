@@ -9,7 +9,7 @@ import numpy as np
 
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.diagnosis.lags import AHEAD_ROW, UNKNOWN_ROW, Sizes, lag_rows
-from tailrl.diagnosis.log import IntArray, Log, sound
+from tailrl.diagnosis.log import IntArray, Log, sound, spans
 from tailrl.watch.alarms import Step, median
 
 SURE, GAP = math.log(0.5), 2.0
@@ -159,11 +159,11 @@ class TokenTable:
         self.responses += len(log.start_S)
         self.reward += float(np.nansum(log.reward_S))
         self.rewarded += int(np.isfinite(log.reward_S).sum())
-        for number, ((begin, end), reply) in enumerate(zip(_bounds(log), reply_digests(log), strict=True)):
-            token_T, sampler_T = log.token_T[begin:end], log.sampler_T[begin:end]
+        for number, (span, reply) in enumerate(zip(spans(log), reply_digests(log), strict=True)):
+            token_T, sampler_T = log.token_T[span], log.sampler_T[span]
             nats = -float(np.nansum(sampler_T))
             text = digest(token_T.tobytes() if (token_T >= 0).all() else sampler_T.tobytes())
-            advantage_T = log.advantage_T[begin:end]
+            advantage_T = log.advantage_T[span]
             advantage = (
                 float(advantage_T[np.isfinite(advantage_T)].mean()) if np.isfinite(advantage_T).any() else math.nan
             )
@@ -233,16 +233,10 @@ def _shift(groups: list[Group]) -> float:
     return abs(math.fsum(group.advantage for group in chosen)) / count / size
 
 
-def _bounds(log: Log) -> list[tuple[int, int]]:
-    """Where each sequence's tokens begin and end."""
-    end_S = np.append(log.start_S[1:], len(log.sequence_T))
-    return list(zip(log.start_S.tolist(), end_S.tolist(), strict=True))
-
-
 def reply_digests(log: Log) -> list[int]:
     """A digest of each sequence: of its tokens, and of the sampler's log-probs as float32."""
     sampler_T = log.sampler_T.astype(np.float32)
-    return [digest(log.token_T[a:b].tobytes() + sampler_T[a:b].tobytes()) for a, b in _bounds(log)]
+    return [digest(log.token_T[span].tobytes() + sampler_T[span].tobytes()) for span in spans(log)]
 
 
 def digest(content: bytes) -> int:
