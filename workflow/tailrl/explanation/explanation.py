@@ -1,7 +1,7 @@
 """Explains a log: the referee, the search for each side, and the verdict."""
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +11,6 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from tailrl.artifacts.metrics import FloatArray
 from tailrl.diagnosis.diagnosis import Table
 from tailrl.diagnosis.log import SIDES, Log, LoggedRow, pack
 from tailrl.diagnosis.tables import read_table
@@ -333,7 +332,7 @@ def explain_mismatch(title: str, rows: Sequence[LoggedRow], model: str) -> Expla
         bench = _Bench(scorer, with_prompts(log, scorer.context.tokenizer)[0], catalogue(), bar)
         sample = bench.sample(FIRST_TOKENS)
         apart = np.abs(sample.column("sampler") - sample.column("trainer")).mean()
-        if apart <= _limit(_rounding_of(sample, bench.tested, "bfloat16_logits")(AS_IT_IS)):
+        if apart <= _limit(sample.rounding(AS_IT_IS, "bfloat16_logits")):
             return None
         say("recomputes the log under each hypothesis")
         answer = _explained(bench, [], TOKENS)
@@ -440,18 +439,16 @@ def _of_sample(bench: _Bench, sample: Laboratory, findings: Sequence[Finding]) -
     untried = bench.untried()
     given = [one for one in bench.tested if one.name not in untried]
     tested = tuple(_expanded(given, sample, bench.frequent))
-    rounding = _rounding_of(sample, tested)
-    scale_T = _scale(sample, rounding)
     steps = _by_step(sample)
     found = list(findings)
     sides: dict[str, Side] = {}
     for side in SIDES:
-        place = _place(side, sample, rounding)
+        place = _place(side, sample)
         found += [place] if place else []
         if sides and np.array_equal(sample.column("sampler"), sample.column("trainer")):
             sides[side] = replace(sides["sampler"], side=side)  # a copy has the same answer
             continue
-        sides[side] = _explain_side(side, sample, rounding, scale_T, tested, bench.prompts, steps, bool(place))
+        sides[side] = _explain_side(side, sample, tested, bench.prompts, steps, bool(place))
         if not sides[side].is_explained and any(probabilities(bench.scorer.model)) and (noise := left_on(side, sample)):
             found.append(noise)
             sides[side] = replace(sides[side], world=AS_IT_IS, is_placed=True)
@@ -549,28 +546,6 @@ def _until(order: Sequence[Response], by_number: dict[int, Response], tokens: in
     return found
 
 
-def _rounding_of(
-    laboratory: Laboratory, tested: Sequence[Hypothesis], value: str = "bfloat16"
-) -> Callable[[World], float]:
-    """What bfloat16 makes of a world's predictions: mean absolute difference, nats."""
-    choice = Choice(next(h for h in tested if h.name == "bfloat16"), value)
-
-    def rounding(world: World) -> float:
-        plain_T, rounded_T = laboratory.predicted(world), laboratory.predicted(ordered([*world, choice]))
-        if plain_T is None or rounded_T is None:
-            return 0.0
-        return float(np.nanmean(np.abs(plain_T - rounded_T)))
-
-    return rounding
-
-
-def _scale(laboratory: Laboratory, rounding: Callable[[World], float]) -> FloatArray:
-    """The size of rounding for each token, nats: nearly proportional to 1 minus its probability."""
-    rest_T = np.maximum(-np.expm1(laboratory.plain_logprobs), 0.02)
-    scale_T: FloatArray = np.maximum(rounding(AS_IT_IS) / rest_T.mean() * rest_T, LEAST_SCALE)
-    return scale_T
-
-
 def _by_step(laboratory: Laboratory) -> tuple[tuple[float, int, float, float], ...]:
     """Of each logged step: responses and both sides' distance from the model."""
     step_S = np.array([one.response.step for one in laboratory.chosen])
@@ -585,49 +560,42 @@ def _by_step(laboratory: Laboratory) -> tuple[tuple[float, int, float, float], .
 def _explain_side(
     side: str,
     whole: Laboratory,
-    rounding: Callable[[World], float],
-    scale_T: FloatArray,
     tested: Sequence[Hypothesis],
     prompts: Sequence[tuple[int, ...]],
     steps: Sequence[Any],
     is_placed: bool,
 ) -> Side:
-    court = Court(whole, side, scale_T)
-    before, size = court.residual(AS_IT_IS), rounding(AS_IT_IS)
+    court = Court(whole, side)
+    before, size = court.residual(AS_IT_IS), whole.rounding(AS_IT_IS)
     if before <= max(SMALL * size, LEAST_SCALE) or is_placed or _pinned(steps, size):
-        largest = _rounding_of(whole, tested, "bfloat16_logits")(AS_IT_IS)
+        largest = whole.rounding(AS_IT_IS, "bfloat16_logits")
         is_rounded = before > max(EXACT * size, LEAST_SCALE) and not is_placed
         nearest = nearest_rounding(court, tested) if is_rounded else AS_IT_IS
         return Side(side, before, before, largest, AS_IT_IS, nearest, (), is_placed=is_placed)
     chosen, share = _bad_ones(whole, court, size)
-    small, tiny = (
-        whole.part(_first(chosen, SEARCHED_TOKENS)),
-        whole.part(_first(chosen, SCREENED_TOKENS, 2)),
-    )
-    screen = Court(tiny, side, _scale(tiny, _rounding_of(tiny, tested)))
-    small_court = Court(small, side, _scale(small, _rounding_of(small, tested)), screen)
-    found = search(small_court, tested, _rounding_of(small, tested))
+    small = whole.part(_first(chosen, SEARCHED_TOKENS))
+    screen = Court(whole.part(_first(chosen, SCREENED_TOKENS, 2)), side)
+    found = search(Court(small, side, screen=screen), tested)
     if share < 1:
         whole = whole.part(chosen)
-        court = Court(whole, side, _scale(whole, rounding_here := _rounding_of(whole, tested)))
-        rounding, before = rounding_here, court.residual(AS_IT_IS)
+        court = Court(whole, side)
+        before = court.residual(AS_IT_IS)
     left = court.residual(ordered([*found.world, *found.benign]))
-    if len(whole.sequence_T) > len(small.sequence_T) and left > _limit(rounding(found.world)):
+    if len(whole.sequence_T) > len(small.sequence_T) and left > _limit(whole.rounding(found.world)):
         # More than rounding, and few tokens do not tell by what: all of them may.
-        found = search(Court(whole, side, court.scale_T, screen), tested, rounding)
-    if court.residual(ordered([*found.world, *found.benign])) > _limit(rounding(found.world)):
+        found = search(Court(whole, side, court.scale_T, screen), tested)
+    if court.residual(ordered([*found.world, *found.benign])) > _limit(whole.rounding(found.world)):
         moved = _of_another_request(side, whole, prompts)
         if moved is not None:
-            moved_rounding = _rounding_of(moved, tested)
-            moved_court = Court(moved, side, _scale(moved, moved_rounding))
+            moved_court = Court(moved, side)
             rest = [h for h in tested if h.name == "prompt_of_other" or h.entry.benign or not h.entry.needs_forward]
-            other = search(moved_court, rest, moved_rounding)
+            other = search(moved_court, rest)
             if other.world and moved_court.residual(other.world) < court.residual(found.world):
-                whole, court, found, rounding = moved, moved_court, other, moved_rounding
+                whole, court, found = moved, moved_court, other
                 before = court.residual(AS_IT_IS)
     world, benign = _confirmed(court, found)
     coarse = AS_IT_IS
-    if court.residual(ordered([*world, *benign])) > ENOUGH * max(rounding(world), LEAST_ROUNDING):
+    if court.residual(ordered([*world, *benign])) > ENOUGH * max(whole.rounding(world), LEAST_ROUNDING):
         coarse = followed_format(court, screen, world, tested)
         world = ordered([*world, *coarse])
     named = {choice.hypothesis.name for choice in world}
@@ -638,7 +606,7 @@ def _explain_side(
         if not {choice.hypothesis.name for choice in one.world} <= named
     )[:5]
     after = min(court.residual(world), court.residual(ordered([*world, *benign])))
-    largest = _rounding_of(whole, tested, "bfloat16_logits")(world)
+    largest = whole.rounding(world, "bfloat16_logits")
     return Side(side, before, after, largest, world, benign, others, share, follows=bool(coarse))
 
 
@@ -650,9 +618,9 @@ def _of_another_request(side: str, whole: Laboratory, prompts: Sequence[tuple[in
     return whole.part(moved) if moved else None
 
 
-def _place(side: str, whole: Laboratory, rounding: Callable[[World], float]) -> Finding | None:
+def _place(side: str, whole: Laboratory) -> Finding | None:
     far_T = np.minimum(np.abs(whole.column(side) - whole.plain_logprobs), 50)
-    return at_an_end(side, whole.chosen, far_T, _limit(rounding(AS_IT_IS)))
+    return at_an_end(side, whole.chosen, far_T, _limit(whole.rounding(AS_IT_IS)))
 
 
 def _bad_ones(whole: Laboratory, court: Court, size: float) -> tuple[list[Scored], float]:
