@@ -13,6 +13,7 @@ from tailrl import diagnosis
 from tailrl.curves.reading import EXACT, MetricReading, Reading, RunReading, shape_words
 from tailrl.diagnosis.formats import how_to_log
 from tailrl.diagnosis.gate import Judgement, exit_code
+from tailrl.diagnosis.metrics import Rule
 from tailrl.diagnosis.record import CurvesRecord, RunRecord, gate_records
 from tailrl.diagnosis.sizes import LEVELS, limits, number_name, sizes
 from tailrl.page_parts import TEMPLATES
@@ -65,7 +66,7 @@ def curves_record(reading: Reading, judgements: Sequence[Judgement] = ()) -> Cur
                 verdict=answer(run),
                 fits=shape_words().shapes[run.shape].fits,
                 excludes=shape_words().shapes[run.shape].excludes,
-                rules_broken=[rule.words for one in (run.main, *run.others) for rule in one.rules if not rule.holds],
+                rules_broken=[rule.sentence() for _, rule in _broken(run)],
             )
             for run in reading.runs
         ],
@@ -93,12 +94,16 @@ def _run_values(run: RunReading) -> dict[str, object]:
         "shape": shape,
         "fits": [words.causes[name] for name in shape.fits],
         "excluded": [words.causes[name] for name in shape.excludes],
-        "broken": [(one, rule) for one in (run.main, *run.others) for rule in one.rules if not rule.holds],
-        "held": [(one, rule) for one in (run.main, *run.others) for rule in one.rules if rule.holds],
+        "broken": _broken(run),
         "logging": how_to_log(run.main.metric.framework),
         "normal": [(one, levels.get(one.of, "")) for one in sizes().normal],
         "table": [(one, one.level) for one in (run.main, *run.others)],
     }
+
+
+def _broken(run: RunReading) -> list[tuple[MetricReading, Rule]]:
+    """The frameworks' rules that a run breaks."""
+    return [(one, rule) for one in (run.main, *run.others) for rule, holds in one.rules if not holds]
 
 
 def answer(run: RunReading) -> str:
@@ -114,8 +119,8 @@ def answer(run: RunReading) -> str:
         roughly = "" if main.metric.of in EXACT else f", roughly a k3 of {short(main.k3)} nats a token"
         size = f"{LEVELS[run.band.level]}: {size}{roughly}, {run.band.title} ({limits(run.band)})"
     else:
-        rules = [f"{rule.words} ({main.metric.framework}'s rule)" for rule in main.rules]
-        holds = all(rule.holds for rule in main.rules)
+        rules = [f"{rule.sentence()} ({main.metric.framework}'s rule)" for rule, _ in main.rules]
+        holds = all(holds for _, holds in main.rules)
         state = ("Not bad", "within") if holds else ("Bad", "beyond")
         size = f"{state[0]}: {size}, {state[1]} {'; '.join(rules)}" if rules else f"{size}; no rule of thumb is known"
     told = f"{size}. {shape_words().shapes[run.shape].says}"

@@ -103,10 +103,9 @@ def rules(measured: Measured) -> str:
     """What the frameworks' own rules of thumb say, in a sentence."""
     held: dict[str, list[bool]] = {}
     for one in named_metrics(measured):
-        if not math.isnan(one.value.mean):
-            holds = [rule.holds(one.value.mean) for rule in one.rules if rule.every]
-            held.setdefault(one.framework, []).extend(holds)
-    held = {framework: holds for framework, holds in held.items() if holds}
+        for rule, holds in one.judged:
+            if rule.every:
+                held.setdefault(one.framework, []).append(holds)
     if not held:
         return ""
     broken = {framework: own.count(False) for framework, own in held.items() if not all(own)}

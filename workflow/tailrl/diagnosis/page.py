@@ -12,7 +12,7 @@ from tailrl.diagnosis.gate import Judgement
 from tailrl.diagnosis.headline import headline
 from tailrl.diagnosis.lags import BEYOND, lag_words
 from tailrl.diagnosis.measure import Measured
-from tailrl.diagnosis.metrics import Rule, named_metrics, quantity
+from tailrl.diagnosis.metrics import Named, named_metrics, quantity
 from tailrl.diagnosis.replay import Configured, catalogue, configuration
 from tailrl.diagnosis.sizes import number_name, sizes
 from tailrl.page_parts import TEMPLATES
@@ -58,17 +58,6 @@ MOST_CARDS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class MetricRow:
-    """A framework's metric in the table: its value, the noise floor, and its rules of thumb with whether they hold."""
-
-    name: str
-    settings: str
-    value: str
-    floor: str
-    rules: tuple[tuple[str, str, str], ...]
-
-
-@dataclass(frozen=True, slots=True)
 class HeadNumber:
     """One of the numbers that the page begins with."""
 
@@ -88,7 +77,19 @@ def share(value: float) -> str:
     return f"{value:.2%}" if math.isfinite(value) else ""
 
 
-render = renderer((Path(__file__).parent / "templates", TEMPLATES), blank, count, number_name, prose, share, short)
+def cell(value: Interval) -> str:
+    """A value with its interval, three digits."""
+    return f"{value.mean:.3g}{_ends(value)}"
+
+
+def _ends(value: Interval) -> str:
+    known = not math.isnan(value.low) and value.low < value.high
+    return f" [{value.low:.3g}, {value.high:.3g}]" if known else ""
+
+
+render = renderer(
+    (Path(__file__).parent / "templates", TEMPLATES), blank, cell, count, number_name, prose, share, short
+)
 
 
 def terminal_page(diagnosis: Diagnosis, out: Path | None = None, judgements: Sequence[Judgement] = ()) -> str:
@@ -174,16 +175,6 @@ def _values(diagnosis: Diagnosis) -> dict[str, object]:
     }
 
 
-def cell(value: Interval) -> str:
-    """A value with its interval, three digits."""
-    return f"{value.mean:.3g}{_ends(value)}"
-
-
-def _ends(value: Interval) -> str:
-    known = not math.isnan(value.low) and value.low < value.high
-    return f" [{value.low:.3g}, {value.high:.3g}]" if known else ""
-
-
 def _floor(measured: Measured, name: str) -> str:
     """The same quantity of the trainer against itself; empty if the log has none."""
     return f"{quantity(measured.floor, name).mean:.3g}" if measured.floor and measured.floor.tokens else ""
@@ -194,17 +185,9 @@ def _summary(measured: Measured, name: str) -> HeadNumber:
     return HeadNumber(SUMMARY[name], f"{value.mean:.3g}", _ends(value).strip(), _floor(measured, name))
 
 
-def _metrics(measured: Measured) -> dict[str, list[MetricRow]]:
-    """The rows of each framework."""
-    found: dict[str, list[MetricRow]] = {}
+def _metrics(measured: Measured) -> dict[str, list[tuple[Named, str]]]:
+    """Each framework's metrics with their noise floors."""
+    found: dict[str, list[tuple[Named, str]]] = {}
     for one in named_metrics(measured):
-        rules = () if math.isnan(one.value.mean) else tuple(_rule(rule, one.value.mean) for rule in one.rules)
-        found.setdefault(one.framework, []).append(
-            MetricRow(one.name, one.settings, cell(one.value), _floor(measured, one.of), rules)
-        )
+        found.setdefault(one.framework, []).append((one, _floor(measured, one.of)))
     return found
-
-
-def _rule(rule: Rule, value: float) -> tuple[str, str, str]:
-    """Whether a value is within a rule of thumb, the rule in words, and its source."""
-    return "within" if rule.holds(value) else "beyond", rule.sentence(), rule.source

@@ -231,10 +231,10 @@ def log_record(diagnosis: Diagnosis, judgements: Sequence[Judgement] = ()) -> Lo
                 value=one.value.mean,
                 rule=rule.sentence(),
                 source=rule.source,
-                holds=rule.holds(one.value.mean),
+                holds=holds,
             )
             for one in named_metrics(measured)
-            for rule in one.rules
+            for rule, holds in one.judged
             if math.isfinite(one.value.mean)
         ],
         faults=diagnosis.faults,
