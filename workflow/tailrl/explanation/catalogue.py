@@ -75,11 +75,8 @@ class Hypothesis:
     """
 
     name: str
-    entry: Entry
+    entry: Entry = field(compare=False)
     apply: Callable[..., Any] = field(compare=False)
-
-    def __hash__(self) -> int:
-        return hash(self.name)
 
 
 @dataclass(frozen=True)
@@ -88,9 +85,6 @@ class Choice:
 
     hypothesis: Hypothesis
     value: Value
-
-    def __hash__(self) -> int:
-        return hash((self.hypothesis.name, self.value))
 
     @property
     def words(self) -> str:

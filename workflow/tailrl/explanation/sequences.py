@@ -1,6 +1,6 @@
 """The responses of a log that are worth computing: typical and worst ones, early and late, each with its prompt."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -68,9 +68,9 @@ def read(parts: Iterable[tuple[str, Log]]) -> Read:
     """The responses of a log in parts. Of a long one every n-th is kept: memory is bounded."""
     title, kept, every, rows = "", [], 1, 0
     for title, log in parts:  # noqa: B007 - all parts of a log have one title
-        for response in _responses(log, rows):
-            if response.number % every == 0:
-                kept.append(response)
+        for place, tokens in enumerate(spans(log)):
+            if (rows + place) % every == 0:
+                kept.append(_response(log, place, tokens, rows + place))
             if len(kept) > MOST_KEPT:
                 every *= 2
                 kept = [one for one in kept if one.number % every == 0]
@@ -78,20 +78,19 @@ def read(parts: Iterable[tuple[str, Log]]) -> Read:
     return Read(title, tuple(kept), rows)
 
 
-def _responses(log: Log, before: int) -> Iterator[Response]:
-    for number, own in enumerate(spans(log)):
-        token_T = log.token_T[own]
-        yield Response(
-            number=before + number,
-            sampler_T=log.sampler_T[own],
-            trainer_T=log.trainer_T[own],
-            token_T=token_T if (token_T >= 0).all() else None,
-            whole_T=log.whole_S[number] if log.whole_S else None,
-            place_T=log.place_S[number] if log.place_S else None,
-            text=log.text_S[number] if log.text_S else None,
-            prompt=log.prompt_text_S[number] if log.prompt_text_S else None,
-            step=float(log.step_S[number]),
-        )
+def _response(log: Log, place: int, tokens: slice, number: int) -> Response:
+    token_T = log.token_T[tokens]
+    return Response(
+        number=number,
+        sampler_T=log.sampler_T[tokens],
+        trainer_T=log.trainer_T[tokens],
+        token_T=token_T if (token_T >= 0).all() else None,
+        whole_T=log.whole_S[place] if log.whole_S else None,
+        place_T=log.place_S[place] if log.place_S else None,
+        text=log.text_S[place] if log.text_S else None,
+        prompt=log.prompt_text_S[place] if log.prompt_text_S else None,
+        step=float(log.step_S[place]),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,10 +160,13 @@ def confident_disagreement(step: Step, past: Past, limits: Limits) -> Found:
 
 def weights_stop(step: Step, past: Past, limits: Limits) -> Found:
     """The engine's weights do not change: by their digest, by their version, or since the mismatch grows."""
-    for evidence in (_same_digest, _same_version, _growth):
-        if words := evidence(step, past, limits):
-            return {"evidence": words}
-    return None
+    digests = [one.digest for one in (*past, step) if one.digest]
+    words = _stays(digests, "the engine's weights have the same digest as in the step before")
+    if not words and math.isfinite(step.version):
+        versions = [one.version for one in (*past, step) if math.isfinite(one.version)]
+        words = _stays(versions, f"the engine's newest weights are still version {step.version:g}")
+    words = words or _growth(step, past, limits)
+    return {"evidence": words} if words else None
 
 
 def negative_lag(step: Step, _past: Past, _limits: Limits) -> Found:
@@ -339,23 +342,6 @@ def _log10_tail(count: float, expected: float) -> float:
     return (count - expected - count * math.log(count / expected)) / math.log(10)
 
 
-def _same_digest(step: Step, past: Past, _limits: Limits) -> str:
-    """The digest stays, though it changed at each earlier step."""
-    digests = [one.digest for one in past if one.digest] + ([step.digest] if step.digest else [])
-    return _stays(digests, "the engine's weights have the same digest as in the step before")
-
-
-def _same_version(step: Step, past: Past, _limits: Limits) -> str:
-    """The newest version stays for longer than it ever did."""
-    known = [one for one in past if math.isfinite(one.version)]
-    if not math.isfinite(step.version):
-        return ""
-    return _stays(
-        [one.version for one in known] + [step.version],
-        f"the engine's newest weights are still version {step.version:g}",
-    )
-
-
 FEWEST_VERSIONS = 5
 
 
@@ -396,15 +382,11 @@ def _growth(step: Step, past: Past, limits: Limits) -> str:
     growth = median(np.log(last).tolist()) - _level(first)[0]
     factor = limits["factor"] if step.lag == 0 else limits["stale_factor"]
     least = max((2.0 if name == "k3" else 1.0) * math.log(factor), limits["noises"] * noise)
-    if min(last) > max(first) and growth > least and (step.lag == 0 or not _faster(step, past)):
+    rates = [one.learning_rate for one in past if math.isfinite(one.learning_rate)]
+    is_faster = bool(rates) and step.learning_rate > 1.2 * min(rates)
+    if min(last) > max(first) and growth > least and (step.lag == 0 or not is_faster):
         return f"the mismatch grew {math.exp(growth):.3g} times in {len(earlier)} steps, as it does without new weights"
     return ""
-
-
-def _faster(step: Step, past: Past) -> bool:
-    """Whether the learning rate has risen."""
-    rates = [one.learning_rate for one in past if math.isfinite(one.learning_rate)]
-    return bool(rates) and step.learning_rate > 1.2 * min(rates)
 
 
 def _early_growth(values: Sequence[float], fewest: int, limits: Limits) -> str:
