@@ -367,7 +367,7 @@ class _Bench:
 
     def sample(self, tokens: int) -> Laboratory:
         """The first responses by what they may tell, with so many tokens; raises StudyError where there is none."""
-        chosen = _until(self.order, self.by_number, tokens)
+        chosen = _first(_distinct(self.order, self.by_number), tokens)
         if not chosen:
             raise DataError("the log has no response with finite log-probs of both sides")
         for part in self.parts.values():
@@ -525,25 +525,18 @@ def _frequent(responses: Sequence[Response]) -> list[int]:
     return [token for token, _ in counted.most_common(BIASED_TOKENS)]
 
 
-def _until(order: Sequence[Response], by_number: dict[int, Response], tokens: int) -> list[Scored]:
-    """The first responses of an order with so many tokens, and no fewer responses than are needed for an error.
+def _distinct(order: Iterable[Response], by_number: dict[int, Response]) -> Iterator[Scored]:
+    """The responses with finite numbers.
 
     The same tokens with the same numbers count once: again they tell nothing new, and would make the error smaller.
     """
-    found: list[Scored] = []
     seen: set[tuple[bytes, ...]] = set()
     for response in order:
         columns = (response.whole_T, response.sampler_T, response.trainer_T)
         content = tuple(np.asarray(column).tobytes() for column in columns)
-        if content in seen:
-            continue
+        if content not in seen and np.isfinite(response.sampler_T + response.trainer_T).any():
+            yield scored(response, by_number)
         seen.add(content)
-        one = scored(response, by_number) if np.isfinite(response.sampler_T + response.trainer_T).any() else None
-        if one is not None:
-            found.append(one)
-        if sum(len(one.position_T) for one in found) >= tokens and len(found) >= FEWEST_RESPONSES:
-            break
-    return found
 
 
 def _by_step(laboratory: Laboratory) -> tuple[tuple[float, int, float, float], ...]:
@@ -633,7 +626,8 @@ def _bad_ones(whole: Laboratory, court: Court, size: float) -> tuple[list[Scored
     return [one for one, bad in zip(whole.chosen, bad_S, strict=True) if bad], float(bad_S.mean())
 
 
-def _first(chosen: Sequence[Scored], tokens: int, fewest: int = FEWEST_RESPONSES) -> list[Scored]:
+def _first(chosen: Iterable[Scored], tokens: int, fewest: int = FEWEST_RESPONSES) -> list[Scored]:
+    """The first responses with so many tokens, and no fewer responses than are needed for an error."""
     found: list[Scored] = []
     for one in chosen:
         found.append(one)
