@@ -77,7 +77,6 @@ class Signals:
             which another lag fits at least four times better, and of those with 4 tokens or more.
         temperature: (2, REST_TOKENS, grid): Σ ℓ g and Σ g² of the ℓ that each ratio of temperatures would give.
         sizes: counts of SIZE_EDGES.
-        lowest: for either side the least log-prob, and how many tokens have exactly that.
         levels: for either side the tokens by −log-prob, in bins of LEVEL_WIDTH.
         edges: the least and largest ℓ.
         patterns: for each of PATTERNS, (2, groups): tokens, and Σx cut to 3 nats.
