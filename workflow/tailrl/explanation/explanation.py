@@ -166,6 +166,11 @@ class Explanation:
     stable: bool = False
 
     @property
+    def sides(self) -> dict[str, Side]:
+        """Both, by their names."""
+        return {"sampler": self.sampler, "trainer": self.trainer}
+
+    @property
     def shared(self) -> World:
         """Changes that both sides have: settings of the run, or a log whose prompts are not those that were read."""
         return tuple(one for one in self.sampler.world if any(_same(one, other) for other in self.trainer.world))
@@ -173,7 +178,7 @@ class Explanation:
     def own(self, side: str) -> World:
         """Changes that one side has and the other has not."""
         other = self.trainer if side == "sampler" else self.sampler
-        return tuple(one for one in getattr(self, side).world if not any(_same(one, two) for two in other.world))
+        return tuple(one for one in self.sides[side].world if not any(_same(one, two) for two in other.world))
 
     @property
     def pinned_side(self) -> str:
@@ -183,7 +188,7 @@ class Explanation:
     @property
     def faults(self) -> tuple[str, ...]:
         """The sides with a cause of their own or a difference that nothing explains."""
-        return tuple(side for side in SIDES if self.own(side) or not getattr(self, side).is_explained)
+        return tuple(side for side in SIDES if self.own(side) or not self.sides[side].is_explained)
 
     @property
     def code(self) -> int:
@@ -193,11 +198,11 @@ class Explanation:
             return 1
         if any(one.is_fault for one in self.findings):
             return 1
-        return 0 if self.sampler.is_explained and self.trainer.is_explained else 2
+        return 0 if all(side.is_explained for side in self.sides.values()) else 2
 
     def named(self, side: str) -> World:
         """Changes that one side has and that explain it: none where most of the difference is left."""
-        return self.own(side) if getattr(self, side).is_explained else AS_IT_IS
+        return self.own(side) if self.sides[side].is_explained else AS_IT_IS
 
 
 def _limit(rounding: float) -> float:
@@ -414,7 +419,7 @@ def _explained(bench: _Bench, findings: Sequence[Finding], tokens: int) -> Expla
         samples.append(later.tokens)
         stable = answer is not None and _agree(answer, later)
         answer = replace(later, stable=stable, samples=tuple(samples))
-        is_doubtful = later.code == 2 or later.sampler.is_doubtful or later.trainer.is_doubtful
+        is_doubtful = later.code == 2 or any(side.is_doubtful for side in later.sides.values())
         if size >= tokens or (stable and not is_doubtful):
             break
         size = min(2 * size, tokens)
@@ -427,7 +432,7 @@ def _agree(one: Explanation, two: Explanation) -> bool:
         return False
     if (one.code, one.pinned_side) != (two.code, two.pinned_side):
         return False
-    return all(_same_world(getattr(one, side).world, getattr(two, side).world) for side in SIDES)
+    return all(_same_world(one.sides[side].world, two.sides[side].world) for side in SIDES)
 
 
 def _same_world(one: World, two: World) -> bool:
