@@ -319,22 +319,15 @@ def _parquet(content: Opened, file: Path, seen: Seen, columns: Columns) -> Itera
 
 
 def _arrow(content: Opened, file: Path, seen: Seen, columns: Columns) -> Iterator[GivenRow]:
-    """Arrow's file format, which Feather is too."""
+    """Arrow's file format, which Feather is too, and its streaming format, as the library datasets writes."""
     import pyarrow.ipc  # type: ignore[import-untyped]
 
-    with _arrow_errors(file), pyarrow.ipc.open_file(seekable(content, file, MOST_BYTES_WHOLE)) as reader:
+    is_stream = content.kind == "arrow_stream"
+    source = content.stream if is_stream else seekable(content, file, MOST_BYTES_WHOLE)
+    with _arrow_errors(file), (pyarrow.ipc.open_stream if is_stream else pyarrow.ipc.open_file)(source) as reader:
         wanted = _wanted_fields(reader.schema, file, columns)
-        batches = (reader.get_batch(number).select(wanted) for number in range(reader.num_record_batches))
-        yield from _rows_of_batches(_pieces(batches), file, seen)
-
-
-def _arrow_stream(content: Opened, file: Path, seen: Seen, columns: Columns) -> Iterator[GivenRow]:
-    """Arrow's streaming format, as the library datasets writes."""
-    import pyarrow.ipc
-
-    with _arrow_errors(file), pyarrow.ipc.open_stream(content.stream) as reader:
-        wanted = _wanted_fields(reader.schema, file, columns)
-        yield from _rows_of_batches(_pieces(batch.select(wanted) for batch in reader), file, seen)
+        batches = reader if is_stream else map(reader.get_batch, range(reader.num_record_batches))
+        yield from _rows_of_batches(_pieces(batch.select(wanted) for batch in batches), file, seen)
 
 
 @contextmanager
@@ -430,7 +423,7 @@ READERS: dict[str, Callable[[Opened, Path, Seen, Columns], Iterator[GivenRow]]] 
     "csv": _csv,
     "parquet": _parquet,
     "arrow": _arrow,
-    "arrow_stream": _arrow_stream,
+    "arrow_stream": _arrow,
     "npz": _npz,
     "torch": _torch,
 }  # by what a file holds
