@@ -184,18 +184,22 @@ class LagsAndDepths:
 
     def lags(self) -> tuple[SizeRow, ...]:
         """The table by lag, the smallest first; empty where no response has a step and a version."""
-        known = {row: sizes for row, sizes in self.by_lag.items() if row != UNKNOWN_ROW}
-        rows = [SizeRow(_lag_name(row), *_lag_ends(row), sizes) for row, sizes in sorted(known.items())]
+        rows = []
+        for row, sizes in sorted(self.by_lag.items()):
+            if row != UNKNOWN_ROW:
+                least, most = _lag_ends(row)
+                rows.append(SizeRow(AHEAD if row == AHEAD_ROW else _range(least, most), least, most, sizes))
         if rows and UNKNOWN_ROW in self.by_lag:
             rows.append(SizeRow(UNKNOWN, math.nan, math.nan, self.by_lag[UNKNOWN_ROW]))
         return tuple(rows)
 
     def depths(self) -> tuple[SizeRow, ...]:
         """The table by depth, the first tokens first."""
-        return tuple(
-            SizeRow(_range(*_depth_ends(power)), *_depth_ends(power), sizes)
-            for power, sizes in sorted(self.by_depth.items())
-        )
+        rows = []
+        for power, sizes in sorted(self.by_depth.items()):
+            least, most = (2.0 ** (power - 1) + 1, 2.0**power) if power else (1.0, 1.0)
+            rows.append(SizeRow(_range(least, most), least, most, sizes))
+        return tuple(rows)
 
 
 AHEAD_ROW, UNKNOWN_ROW = -1, -2
@@ -217,14 +221,6 @@ def _lag_ends(row: int) -> tuple[float, float]:
         return float(row), float(row)
     last = SINGLE_LAGS * 2.0 ** (row - SINGLE_LAGS)
     return last / 2 + 1, last
-
-
-def _lag_name(row: int) -> str:
-    return AHEAD if row == AHEAD_ROW else _range(*_lag_ends(row))
-
-
-def _depth_ends(power: int) -> tuple[float, float]:
-    return (2.0 ** (power - 1) + 1, 2.0**power) if power else (1.0, 1.0)
 
 
 def _range(least: float, most: float) -> str:

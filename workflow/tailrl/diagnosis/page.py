@@ -39,9 +39,9 @@ MOST_CARDS = 3
 
 
 @cache
-def optional_columns() -> dict[str, tuple[str, str]]:
+def optional_columns() -> dict[str, list[str]]:
     """The optional columns, in words, and what each would tell."""
-    return {name: tuple(words) for name, words in yaml_beside(__file__, "optional_columns.yaml").items()}
+    return dict(yaml_beside(__file__, "optional_columns.yaml"))
 
 
 def blank(value: float) -> str:

@@ -33,11 +33,11 @@ def _finite(value: float | None) -> float | None:
 Finite = Annotated[float | None, BeforeValidator(_finite)]
 
 
-class Answer(Record, from_attributes=True):
+class Part(Record, from_attributes=True):
     """A part of an answer: made of an object's attributes of the same names."""
 
 
-class NumberRecord(Answer):
+class NumberRecord(Part):
     """A number with its interval at 95 % over responses; null: it has none, or is no finite number."""
 
     mean: Finite
@@ -45,7 +45,7 @@ class NumberRecord(Answer):
     high: Finite = None
 
 
-class RuleRecord(Answer):
+class RuleRecord(Part):
     """A framework's own rule of thumb."""
 
     framework: str
@@ -56,7 +56,7 @@ class RuleRecord(Answer):
     holds: bool
 
 
-class CauseRecord(Answer):
+class CauseRecord(Part):
     """A cause."""
 
     name: str = Field(description="a key of diagnosis/causes.yaml")
@@ -65,7 +65,7 @@ class CauseRecord(Answer):
     evidence: tuple[str, ...]
 
 
-class FaultRecord(Answer):
+class FaultRecord(Part):
     """What the log itself has wrong."""
 
     name: str = Field(description="a key of diagnosis/exact_checks.yaml")
@@ -73,7 +73,7 @@ class FaultRecord(Answer):
     do: str
 
 
-class PlaceRecord(Answer):
+class PlaceRecord(Part):
     """Where most of the mismatch is."""
 
     grouping: str = Field(description="a key of diagnosis/where.yaml")
@@ -83,7 +83,7 @@ class PlaceRecord(Answer):
     look: str
 
 
-class LinesRecord(Answer):
+class LinesRecord(Part):
     """What sets a remedy in a framework."""
 
     framework: str
@@ -91,7 +91,7 @@ class LinesRecord(Answer):
     text: str
 
 
-class AdviceRecord(Answer):
+class AdviceRecord(Part):
     """What to do."""
 
     kind: Literal["none", "ask", "fix", "remedy", "beyond"] = Field(
@@ -106,7 +106,7 @@ class AdviceRecord(Answer):
     lines: tuple[LinesRecord, ...]
 
 
-class GateRecord(Answer):
+class GateRecord(Part):
     """A limit and whether the number is within it."""
 
     name: str
@@ -117,7 +117,7 @@ class GateRecord(Answer):
     words: str
 
 
-class LogRecord(Answer):
+class LogRecord(Part):
     """What a log of tokens says."""
 
     kind: Literal["log"] = "log"
@@ -142,7 +142,7 @@ class LogRecord(Answer):
     )
 
 
-class RunRecord(Answer):
+class RunRecord(Part):
     """What the curves of a run say."""
 
     run: str
@@ -159,7 +159,7 @@ class RunRecord(Answer):
     rules_broken: list[str]
 
 
-class CurvesRecord(Answer):
+class CurvesRecord(Part):
     """What the metrics of a run say, without tokens."""
 
     kind: Literal["curves"] = "curves"
@@ -171,7 +171,7 @@ class CurvesRecord(Answer):
     exit_code: int
 
 
-class DifferenceRecord(Answer):
+class DifferenceRecord(Part):
     """A mean before and after."""
 
     name: str
@@ -181,7 +181,7 @@ class DifferenceRecord(Answer):
     verdict: Literal["smaller", "larger", "no detectable difference"]
 
 
-class ChangeRecord(Answer):
+class ChangeRecord(Part):
     """Two logs, before and after a change. The gate judges the later one."""
 
     kind: Literal["change"] = "change"

@@ -47,5 +47,4 @@ def _response(log: Log, place: int, tokens: slice) -> Response:
     tokens = slice(tokens.start, min(tokens.stop, tokens.start + MOST_KEPT_TOKENS))
     # Copied: a view would keep the whole part.
     columns = {f"{name}_T": getattr(log, f"{name}_T")[tokens].copy() for name in COLUMNS}
-    of_response = {"step": float(log.step_S[place]), "reward": float(log.reward_S[place]), "text": log.text_S[place]}
-    return Response(**columns, **of_response)
+    return Response(**columns, step=float(log.step_S[place]), reward=float(log.reward_S[place]), text=log.text_S[place])

@@ -45,7 +45,8 @@ class Open:
             self.not_finite = item.not_finite or self.not_finite
             return
         replies = reply_digests(item.log)
-        if len(replies) >= SAME_RESPONSES and any(set(replies) <= held for held in self._others(item.file)):
+        others = [held for file, held in self.held.items() if file != item.file]
+        if len(replies) >= SAME_RESPONSES and any(set(replies) <= held for held in others):
             return
         self.held.setdefault(item.file, set()).update(replies)
         self.table.add(item.log, item.prompt_S)
@@ -56,9 +57,6 @@ class Open:
             return all(self.numbers.get(name) == value for name, value in item.numbers.items())
         known = set[int]().union(*self.held.values())
         return set(reply_digests(item.log)) <= known
-
-    def _others(self, file: Path) -> list[set[int]]:
-        return [held for other, held in self.held.items() if other != file]
 
     def as_step(self, number: float) -> Step:
         """The step's numbers: those of the tokens, and of the metrics where tokens do not say."""
