@@ -22,11 +22,8 @@ from tailrl.diagnosis.trend import trend_of
 from tailrl.diagnosis.where import Place
 from tailrl.runtime.data_files import yaml_beside
 
-SURE = 0.5
-"""The probability from which a cause counts."""
-
-MOVED = 0.5
-"""The share of Σ Δ² that is the trainer's own, from which samples are old."""
+SURE = 0.5  # the probability from which a cause counts
+MOVED = 0.5  # the share of Σ Δ² that is the trainer's own, from which samples are old
 
 Kind = Literal["none", "ask", "fix", "remedy", "beyond"]
 

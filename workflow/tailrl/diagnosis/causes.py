@@ -21,25 +21,15 @@ from tailrl.diagnosis.signals import Signals
 from tailrl.diagnosis.sure import beyond_sixteen_bits, settled, shapes
 from tailrl.runtime.data_files import yaml_beside
 
-AGREE = 1e-4
-"""Nats: two sides whose log-probs differ by less, in the root of the mean square, agree as float32 does."""
-
-FLOORS = 3.0
-"""A mean square of ℓ below so many times that of the noise floor is no mismatch beyond it."""
-
+AGREE = 1e-4  # nats: two sides whose log-probs differ by less, in the root of the mean square, agree as float32 does
+FLOORS = 3.0  # a mean square of ℓ below so many times that of the noise floor is no mismatch beyond it
 FLOOR_ERRORS = 2.0
 """Standard errors, over sequences, by which a mismatch is above FLOORS: a few sequences whose sums a packing ordered
 otherwise are none."""
 
-FEW_SEQUENCES = 16
-"""Sequences below which no standard error is asked for."""
-
-LEAST_SURE = 0.3
-"""Where no cause is as sure, `unknown` comes first: settled on models left out."""
-
-NAMED = 0.1
-"""A cause that is less sure is not named."""
-
+FEW_SEQUENCES = 16  # sequences below which no standard error is asked for
+LEAST_SURE = 0.3  # where no cause is as sure, `unknown` comes first: settled on models left out
+NAMED = 0.1  # a cause that is less sure is not named
 CLOSE = 0.4
 """A second cause that is at least so probable beside the first is as good as it. On settling logs, each predicted
 without its policy, 0.90 of the answers were right so, and 0.20 left two causes open; with 0.5 it was 0.88 and 0.15."""
@@ -48,8 +38,7 @@ PENALISED = 0.7
 """Difference of the shares of tokens with Δ above 0, between those that already occurred and the others, from which a
 penalty is told by it alone; how often rightly, the exam settles."""
 
-DENSE = {"0"}
-"""What a log's column `experts` has where the model is no mixture of experts."""
+DENSE = {"0"}  # what a log's column `experts` has where the model is no mixture of experts
 
 
 @dataclass(frozen=True, slots=True)

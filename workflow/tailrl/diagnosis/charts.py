@@ -22,18 +22,13 @@ from tailrl.page_parts.number_text import short
 from tailrl.runtime.data_files import yaml_beside
 from tailrl.stats.intervals import Interval, ratio_interval
 
-MOST_BARS = 24
-"""Bins of responses, by mean |Δ| or by step."""
-
-SHADES = 6
-"""Of the joint picture: each is a factor in the number of tokens."""
-
+MOST_BARS = 24  # bins of responses, by mean |Δ| or by step
+SHADES = 6  # of the joint picture: each is a factor in the number of tokens
 ODDS_TICKS = ("1e-6", "0.001", "0.5", "0.999", "0.999999")
 
 DASHED = (0, (4, 2.5))
 
-FEWEST_IN_A_BIN = 10
-"""A bin with fewer is not drawn: it says nothing, and would set the scale."""
+FEWEST_IN_A_BIN = 10  # a bin with fewer is not drawn: it says nothing, and would set the scale
 
 
 class ChartWords(Record):

@@ -12,9 +12,7 @@ from tailrl.page_parts.number_text import count
 
 NO_SHARE = re.compile(r"(?<![\d.])0 %")
 
-WORTH_A_WORD = 0.01
-"""A share, or a correlation, that is smaller is no evidence."""
-
+WORTH_A_WORD = 0.01  # a share, or a correlation, that is smaller is no evidence
 TIMES = ("first", "early", "last", "late", "size", "spread", "tail", "law")
 """Features in decades, which sentences have as factors."""
 

@@ -18,12 +18,8 @@ from tailrl.artifacts.metrics import FloatArray
 from tailrl.diagnosis.log import IntArray, Log, sound
 from tailrl.stats.verl import bounded_ratio
 
-BEYOND = (0.5, 1.0, 2.0)
-"""Nats: the tails are the shares of tokens with a larger |ℓ|."""
-
-SINGLE_LAGS = 8
-"""Lags up to here have a row each; larger ones share rows, 9 to 16, 17 to 32 and so on."""
-
+BEYOND = (0.5, 1.0, 2.0)  # nats: the tails are the shares of tokens with a larger |ℓ|
+SINGLE_LAGS = 8  # lags up to here have a row each; larger ones share rows, 9 to 16, 17 to 32 and so on
 LOWEST, HIGHEST, BINS = -9.0, 3.0, 2764
 """Of log10 |ℓ|: the ends and the number of its bins, each 1 % wide. A smaller |ℓ| counts as 0."""
 

@@ -31,11 +31,8 @@ SUMMARY = {
 }
 """The numbers that the page begins with."""
 
-SOME_FRAMEWORKS = 2
-"""The terminal shows the lines of so many where the log's framework is not known."""
-
-MOST_CARDS = 3
-"""The page shows this many causes, and folds the others."""
+SOME_FRAMEWORKS = 2  # the terminal shows the lines of so many where the log's framework is not known
+MOST_CARDS = 3  # the page shows this many causes, and folds the others
 
 
 @cache

@@ -26,15 +26,11 @@ from tailrl.diagnosis.replay_weights import ReplaySettings, by_advantage, sound_
 from tailrl.objective.kl_estimates import k3
 from tailrl.runtime.data_files import yaml_beside
 
-NEEDS_ADVANTAGES = "needs advantages"
-"""The note of a remedy that judges by the advantage's sign, where none is logged."""
-
+NEEDS_ADVANTAGES = "needs advantages"  # the note of a remedy that judges by the advantage's sign, where none is logged
 PARTLY_JUDGED = "of the {share:.1%} of the tokens that have advantages"
 """The note of such a remedy where only some have one."""
 
-BASES = ("advantage", "reward")
-"""What the gradient's direction is taken with: the first that the log has."""
-
+BASES = ("advantage", "reward")  # what the gradient's direction is taken with: the first that the log has
 P_TOP_UNKNOWN = "largest probabilities are not logged and taken for 1: an upper bound of what is dropped"
 
 

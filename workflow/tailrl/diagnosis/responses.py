@@ -7,12 +7,8 @@ from tailrl.page_parts.explorer import Response, mean_mismatch
 
 __all__ = ["Response", "Worst"]
 
-MOST_RESPONSES = 20
-"""Responses that are kept."""
-
-MOST_KEPT_TOKENS = 100_000
-"""Of a response: what bounds the memory."""
-
+MOST_RESPONSES = 20  # responses that are kept
+MOST_KEPT_TOKENS = 100_000  # of a response: what bounds the memory
 COLUMNS = (*SIDES, "token", "advantage", "trainer_top", "sampler_top", "rank", "trainer_set", "sampler_set")
 """What the explorer has of each token."""
 

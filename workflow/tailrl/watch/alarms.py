@@ -281,8 +281,7 @@ OF_SIZE = ("floor_jump", "floor_tail", "confident_disagreement", "ess_collapse")
 # --- what they are made of -----------------------------------------------------------------------------
 
 
-MEDIAN_NOISE = 3.0
-"""The standard deviation of the logarithm of a median of n such sizes, times √n."""
+MEDIAN_NOISE = 3.0  # the standard deviation of the logarithm of a median of n such sizes, times √n
 
 
 def _size_name(step: Step) -> str:
@@ -424,8 +423,7 @@ def check_names(names: Collection[str]) -> None:
             raise ConfigurationError(f"no alarm is called {one_line(name)}; there are {', '.join(catalogue())}")
 
 
-MOST_STEPS = 200
-"""Steps that are remembered."""
+MOST_STEPS = 200  # steps that are remembered
 
 
 class Alarms:

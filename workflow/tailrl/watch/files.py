@@ -31,14 +31,9 @@ LINES = (".jsonl", ".ndjson")
 TOKEN_FILES = (".parquet", ".pt", ".npz", ".gz", ".arrow", ".feather")
 CURVE_FILES = (".wandb", ".csv", ".tsv", ".log", ".out", ".txt")
 STATE = "trainer_state.json"
-BYTES_A_LOOK = 64_000_000
-"""Of a file's new lines that one look takes; the rest comes with the next."""
-
-HEAD_BYTES = 256
-"""Of a file's beginning, by which a replaced file is known."""
-
-ROWS_A_STEP = 256
-"""Responses that count as a step where a log has no steps."""
+BYTES_A_LOOK = 64_000_000  # of a file's new lines that one look takes; the rest comes with the next
+HEAD_BYTES = 256  # of a file's beginning, by which a replaced file is known
+ROWS_A_STEP = 256  # responses that count as a step where a log has no steps
 
 
 @dataclass(frozen=True, slots=True)

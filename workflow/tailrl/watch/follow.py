@@ -18,11 +18,8 @@ from tailrl.watch.files import Folder, Item, Metrics, Tokens
 from tailrl.watch.table import TokenTable, reply_digests
 
 QUIET, ALARMED, NOTHING = 0, 1, 2  # exit codes
-RESTART = 2
-"""Steps by which a log goes back where the run was started again; rows of nearer steps are late."""
-
-SAME_RESPONSES = 4
-"""Responses that a part of a file needs to be told as a second copy of another file's."""
+RESTART = 2  # steps by which a log goes back where the run was started again; rows of nearer steps are late
+SAME_RESPONSES = 4  # responses that a part of a file needs to be told as a second copy of another file's
 
 
 @dataclass

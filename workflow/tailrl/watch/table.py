@@ -15,27 +15,15 @@ from tailrl.watch.alarms import Step, median
 SURE, GAP = math.log(0.5), 2.0
 """Nats: a confident disagreement is a token above SURE on one side and lower by more than GAP on the other."""
 
-LEAST_REST = 1e-3
-"""1 − p of tokens that the level is of: surer ones differ by rounding of the log-probs themselves."""
-
-FEWEST_UNSURE = 20
-"""Tokens that a level needs."""
-
-CERTAIN = -1e-3
-"""Nats: log-probs above are equal on both sides for many reasons."""
-
-RATIO_ENDS = (math.log(0.8), math.log(1.2))
-"""Nats: PPO's usual clip."""
-
-LEAST_NATS = 0.5
-"""Of a response whose repetition says something."""
-
-LEAST_SHARE = 0.1
-"""Of a step's tokens, that a lag needs for the step's level to be of it."""
+LEAST_REST = 1e-3  # 1 − p of tokens that the level is of: surer ones differ by rounding of the log-probs themselves
+FEWEST_UNSURE = 20  # tokens that a level needs
+CERTAIN = -1e-3  # nats: log-probs above are equal on both sides for many reasons
+RATIO_ENDS = (math.log(0.8), math.log(1.2))  # nats: PPO's usual clip
+LEAST_NATS = 0.5  # of a response whose repetition says something
+LEAST_SHARE = 0.1  # of a step's tokens, that a lag needs for the step's level to be of it
 
 
-MOST_ALIKE = 0.75
-"""Of the prompts: rounding may part some responses that were drawn with the same numbers."""
+MOST_ALIKE = 0.75  # of the prompts: rounding may part some responses that were drawn with the same numbers
 
 
 @dataclass
