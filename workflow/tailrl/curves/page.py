@@ -15,7 +15,7 @@ from tailrl.diagnosis.formats import how_to_log
 from tailrl.diagnosis.gate import Judgement, exit_code
 from tailrl.diagnosis.metrics import Rule
 from tailrl.diagnosis.record import CurvesRecord, RunRecord, gate_records
-from tailrl.diagnosis.sizes import LEVELS, limits, number_name, sizes
+from tailrl.diagnosis.sizes import LEVELS, limits, sizes
 from tailrl.page_parts import TEMPLATES
 from tailrl.page_parts.drawing import LAW, MARK, chart, in_page, set_magnitudes
 from tailrl.page_parts.markdown import prose
@@ -34,7 +34,7 @@ class Line:
     svg: str
 
 
-render = renderer((Path(__file__).parent / "templates", DIAGNOSIS, TEMPLATES), count, number_name, prose, short)
+render = renderer((Path(__file__).parent / "templates", DIAGNOSIS, TEMPLATES), count, prose, short)
 
 
 def curves_html(reading: Reading, judgements: Sequence[Judgement] = ()) -> str:

@@ -14,7 +14,7 @@ from tailrl.diagnosis.lags import BEYOND, lag_words
 from tailrl.diagnosis.measure import Measured
 from tailrl.diagnosis.metrics import Named, named_metrics, quantity
 from tailrl.diagnosis.replay import catalogue, configuration
-from tailrl.diagnosis.sizes import number_name, sizes
+from tailrl.diagnosis.sizes import sizes
 from tailrl.page_parts import TEMPLATES
 from tailrl.page_parts.explorer import explorer_data
 from tailrl.page_parts.markdown import markdown_html, markdown_tokens, prose
@@ -62,9 +62,7 @@ def ends(value: Interval) -> str:
     return f" [{value.low:.3g}, {value.high:.3g}]" if known else ""
 
 
-render = renderer(
-    (Path(__file__).parent / "templates", TEMPLATES), blank, cell, count, ends, number_name, prose, share, short
-)
+render = renderer((Path(__file__).parent / "templates", TEMPLATES), blank, cell, count, ends, prose, share, short)
 
 
 def terminal_page(diagnosis: Diagnosis, out: Path | None = None, judgements: Sequence[Judgement] = ()) -> str:
