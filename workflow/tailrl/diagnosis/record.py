@@ -216,70 +216,76 @@ def log_record(diagnosis: Diagnosis, judgements: Sequence[Judgement] = ()) -> Lo
     measured, advice = diagnosis.measured, diagnosis.advice
     k3 = quantity(measured, "k3").mean
     names = (*TOKEN, *OTHERS, *measured.extremes)
-    return LogRecord(
-        tailrl=tailrl.__version__,
-        verdict=headline(diagnosis).verdict,
-        level="unknown" if math.isnan(k3) else band_of(k3).level,
-        framework=diagnosis.framework,
-        responses=measured.sequences,
-        tokens=measured.tokens,
-        numbers={name: quantity(measured, name) for name in names},
-        rules=[
-            RuleRecord(
-                framework=one.framework,
-                metric=one.name,
-                value=one.value.mean,
-                rule=rule.sentence(),
-                source=rule.source,
-                holds=holds,
-            )
-            for one in named_metrics(measured)
-            for rule, holds in one.judged
-            if math.isfinite(one.value.mean)
-        ],
-        faults=diagnosis.faults,
-        where=diagnosis.places,
-        causes=diagnosis.causes,
-        elsewhere=diagnosis.elsewhere,
-        advice=AdviceRecord(
-            kind=advice.kind,
-            do=advice.words,
-            remedy=advice.name,
-            threshold=advice.threshold,
-            gives=advice.gives,
-            finding=advice.finding,
-            lines=configuration(advice.name, advice.threshold, diagnosis.framework) if advice.name else (),
-        ),
-        gate=gate_records(judgements),
-        exit_code=exit_code(judgements),
+    return LogRecord.model_validate(
+        {
+            "tailrl": tailrl.__version__,
+            "verdict": headline(diagnosis).verdict,
+            "level": "unknown" if math.isnan(k3) else band_of(k3).level,
+            "framework": diagnosis.framework,
+            "responses": measured.sequences,
+            "tokens": measured.tokens,
+            "numbers": {name: quantity(measured, name) for name in names},
+            "rules": [
+                RuleRecord(
+                    framework=one.framework,
+                    metric=one.name,
+                    value=one.value.mean,
+                    rule=rule.sentence(),
+                    source=rule.source,
+                    holds=holds,
+                )
+                for one in named_metrics(measured)
+                for rule, holds in one.judged
+                if math.isfinite(one.value.mean)
+            ],
+            "faults": diagnosis.faults,
+            "where": diagnosis.places,
+            "causes": diagnosis.causes,
+            "elsewhere": diagnosis.elsewhere,
+            "advice": {
+                "kind": advice.kind,
+                "do": advice.words,
+                "remedy": advice.name,
+                "threshold": advice.threshold,
+                "gives": advice.gives,
+                "finding": advice.finding,
+                "lines": configuration(advice.name, advice.threshold, diagnosis.framework) if advice.name else (),
+            },
+            "gate": gate_records(judgements),
+            "exit_code": exit_code(judgements),
+        }
     )
 
 
 def change_record(change: Change, judgements: Sequence[Judgement] = ()) -> ChangeRecord:
     """Two logs as data."""
-    return ChangeRecord(
-        tailrl=tailrl.__version__,
-        verdict=change_verdict(change),
-        paired=change.paired,
-        numbers=change.numbers,
-        groups=change.groups,
-        before=log_record(change.before),
-        after=log_record(change.after),
-        gate=gate_records(judgements),
-        exit_code=exit_code(judgements),
+    return ChangeRecord.model_validate(
+        {
+            "tailrl": tailrl.__version__,
+            "verdict": change_verdict(change),
+            "paired": change.paired,
+            "numbers": change.numbers,
+            "groups": change.groups,
+            "before": log_record(change.before),
+            "after": log_record(change.after),
+            "gate": gate_records(judgements),
+            "exit_code": exit_code(judgements),
+        }
     )
 
 
 def gate_records(judgements: Iterable[Judgement]) -> list[GateRecord]:
     """Judgements as data."""
     return [
-        GateRecord(
-            name=one.limit.name,
-            side=one.limit.side,
-            limit=one.limit.value,
-            value=one.value,
-            verdict=WORDS[one.code],
-            words=one.words,
+        GateRecord.model_validate(
+            {
+                "name": one.limit.name,
+                "side": one.limit.side,
+                "limit": one.limit.value,
+                "value": one.value,
+                "verdict": WORDS[one.code],
+                "words": one.words,
+            }
         )
         for one in judgements
     ]
