@@ -33,9 +33,9 @@ from exams.diagnose.rules import few_tokens, settle
 from tailrl.diagnosis.causes import agrees, cause_words, find_faults, is_penalised
 from tailrl.diagnosis.diagnosis import focus_of
 from tailrl.diagnosis.features import FEATURES, features
-from tailrl.diagnosis.log import Log
+from tailrl.diagnosis.log import Log, sound
 from tailrl.diagnosis.parts import part_of
-from tailrl.diagnosis.where import find_places, sound, where_words
+from tailrl.diagnosis.where import find_places, where_words
 from tailrl.runtime.seeding import derive_seed
 
 OF_WORDS = ("text_S", "labels_S", "whole_S", "place_S", "prompt_text_S")  # of a log: no arrays

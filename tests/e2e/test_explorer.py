@@ -16,7 +16,7 @@ from diagnosis_fixture import HOSTILE, REMEDIES, WORDS, diagnosis_of, noisy_rows
 from numpy.typing import NDArray
 
 from tailrl.config.arm import Correction
-from tailrl.diagnosis import page
+from tailrl.diagnosis import causes, page
 from tailrl.diagnosis.causes import Cause
 from tailrl.diagnosis.diagnosis import Diagnosis
 from tailrl.diagnosis.log import LoggedRow, pack
@@ -186,7 +186,7 @@ def test_hostile_text_executes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [1440, 390])
 def test_the_page_fits_and_is_legible(width: int, dark: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page, "cause_words", lambda: WORDS)
+    monkeypatch.setattr(causes, "cause_words", lambda: WORDS)
     found = replace(
         diagnosis(), causes=(Cause("precision", 0.9, ("k3 is small.",)), Cause("temperature", 0.1, ("no",)))
     )

@@ -56,7 +56,7 @@ def test_another_quantity_is_turned_into_a_k3_roughly() -> None:
 def test_the_best_metric_speaks_and_the_others_are_listed() -> None:
     run = reading_of({"training/rollout_probs_diff_mean": 0.02, "rollout_corr/k3_kl": 1e-3, "rollout_corr/kl": -0.2})
     assert run.main.metric.name == "rollout_corr/k3_kl"
-    broken = {one.metric.name: [rule.holds for rule in one.rules] for one in run.others}
+    broken = {one.metric.name: [holds for _, holds in one.rules] for one in run.others}
     assert broken == {"training/rollout_probs_diff_mean": [False, False], "rollout_corr/kl": [False]}
 
 

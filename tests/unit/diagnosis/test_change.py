@@ -27,18 +27,19 @@ def rows_of(noise: float, seed: int = 0, prompts: bool = True) -> list[LoggedRow
 
 def test_a_change_of_the_size_is_told_with_its_interval() -> None:
     change = compare(told(rows_of(0.5)), told(rows_of(0.02, seed=1)))
-    assert change.paired == 30 and change.k3.word == "smaller"
+    assert change.paired == 30 and change.k3.verdict == "smaller"
     assert change.k3.change.mean == pytest.approx(change.k3.after.mean - change.k3.before.mean)
     assert verdict(change).startswith(f"Smaller: k3 is {change.k3.before.mean:.2g} nats a token before and ")
     assert verdict(change).endswith("It is bad before, not bad after.")
     back = compare(told(rows_of(0.02, seed=1)), told(rows_of(0.5)))
-    assert back.k3.word == "larger" and back.k3.change.mean == pytest.approx(-change.k3.change.mean)
+    assert back.k3.verdict == "larger" and back.k3.change.mean == pytest.approx(-change.k3.change.mean)
 
 
 def test_without_a_change_none_is_detected() -> None:
     """In all but a few of many pairs of logs of one kind."""
     words = [
-        compare(told(rows_of(0.05, 2 * seed)), told(rows_of(0.05, 2 * seed + 1))).k3.word == "no detectable difference"
+        compare(told(rows_of(0.05, 2 * seed)), told(rows_of(0.05, 2 * seed + 1))).k3.verdict
+        == "no detectable difference"
         for seed in range(12)
     ]
     assert sum(words) >= 10
@@ -68,14 +69,14 @@ def test_prompts_are_paired() -> None:
     assert paired.paired == 60 and apart.paired == 0
     widths = [one.k3.change.high - one.k3.change.low for one in (paired, apart)]
     assert widths[0] < 0.5 * widths[1]
-    assert paired.k3.word == "smaller"
+    assert paired.k3.verdict == "smaller"
 
 
 def test_a_change_in_one_group_is_seen_there() -> None:
     before, after = rows_of(0.02), rows_of(0.02, seed=1)
     shifted = [replace(row, sampler_T=row.sampler_T - 1.0) if row.labels["source"] == "b" else row for row in after]
     change = compare(told(before), told(shifted))
-    groups = {one.name: one.word for one in change.groups}
+    groups = {one.name: one.verdict for one in change.groups}
     assert groups["source b"] == "larger" and groups["source a"] == "no detectable difference"
     assert {"the first 4 tokens of a response", "the last 3 tokens", "tokens that already occurred"} <= groups.keys()
 

@@ -65,7 +65,7 @@ def test_the_joint_picture_has_each_cell_once() -> None:
     found = noisy(50, 40).measured
     one = charts.joint_chart(found)
     cells = re.findall(r'<path d="([^"]*)"[^>]*style="fill: var\(--arm-0\)[;"]', one.svg)
-    assert sum(path.count("M") for path in cells) == (found.signature.joint > 0).sum()
+    assert sum(path.count("M") for path in cells) == (found.joint > 0).sum()
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,22 @@
 """The numbers of a log against plain loops, against this project's own metrics, and in any cut of the log."""
 
 import math
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from diagnosis_fixture import noisy_rows
 from log_fixture import write_lines
 
 from tailrl.diagnosis import readers
 from tailrl.diagnosis.diagnosis import Diagnosis, diagnose_parts
 from tailrl.diagnosis.log import LoggedRow, pack
-from tailrl.diagnosis.measure import NATS_EDGES, Measured, measure
+from tailrl.diagnosis.measure import LOGIT_CELLS, NATS_EDGES, POSITION_EDGES, SEQUENCE_GROUPS, Measured, measure
 from tailrl.diagnosis.metrics import frameworks, named_metrics, quantity
 from tailrl.diagnosis.page import html_page, terminal_page
+from tailrl.diagnosis.signals import LOGIT_EDGE, log_odds
 from tailrl.objective.diagnostics import log_ratio_metrics
 from tailrl.stats.verl import verl_metrics
 
@@ -158,3 +160,38 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Not in the log: token ids, " in page and "script" not in page
     whole = html_page(diagnosis)
     assert "token_mult_prob_error" in whole and "no sign of an error is at most 1.05" in whole
+
+
+def test_sums_equal_a_loop_over_tokens() -> None:
+    log = pack(noisy_rows(5, [1, 2, 3, 9, 70]))
+    measured = Measured()
+    measured.add("t", log)
+    found = measured
+    for n, low in enumerate(POSITION_EDGES[:8]):
+        high = POSITION_EDGES[n + 1]
+        chosen = [i for i, place in enumerate(log.position_T) if low <= place < high]
+        assert found.positions["tokens"][:, n].sum() == len(chosen)
+        size = sum(abs(float(log.trainer_T[i] - log.sampler_T[i])) for i in chosen)
+        assert found.positions["size"][:, n].sum() == pytest.approx(size)
+    assert found.joint.sum() == len(log.trainer_T)
+    odds = log_odds(log.trainer_T)
+    row = int(np.argmax(found.joint.sum(axis=1)))
+    edges = np.linspace(-LOGIT_EDGE, LOGIT_EDGE, LOGIT_CELLS + 1)
+    assert found.joint[row].sum() == np.sum((odds >= edges[row]) & (odds < edges[row + 1]))
+
+
+def test_bins_are_as_many_for_a_long_response_and_the_joint_picture_holds_extremes() -> None:
+    log = pack([LoggedRow("", np.array([0.0, -90.0]), np.array([-1e-12, -50.0]))])
+    one = Measured()
+    one.add("t", replace(log, position_T=np.array([0, 10**7])))
+    assert one.positions["size"].shape == (SEQUENCE_GROUPS, len(POSITION_EDGES) - 1)
+    assert one.positions["tokens"][0, -1] == 1 and one.joint[-1, -1] == one.joint[0, 0] == 1
+
+
+def test_the_floor_is_the_trainer_against_itself() -> None:
+    measured = Measured()
+    measured.add("t", log := pack(noisy_rows(5, 30)))
+    assert measured.floor is not None
+    expected = np.abs(log.trainer_T - log.again_T).mean()
+    assert measured.floor.token_mean("abs_logp").mean == pytest.approx(expected)
+    assert measured.floor.floor is None

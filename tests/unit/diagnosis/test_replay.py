@@ -20,13 +20,14 @@ from tailrl.diagnosis.replay import (
     NEEDS_ADVANTAGES,
     P_TOP_UNKNOWN,
     Catalogue,
+    PartSums,
     Replay,
     Replayed,
     catalogue,
     configuration,
     preset_of,
+    weight_sums,
 )
-from tailrl.diagnosis.replay_sums import PartSums, weight_sums
 
 RANDOM = np.random.default_rng(11)
 

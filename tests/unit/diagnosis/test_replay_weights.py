@@ -15,8 +15,7 @@ from tailrl.config.rejection import Rejection
 from tailrl.config.vocabulary import Vocabulary
 from tailrl.diagnosis.log import Log, LoggedRow, pack
 from tailrl.diagnosis.replay import catalogue
-from tailrl.diagnosis.replay_sums import moved
-from tailrl.diagnosis.replay_weights import ReplaySettings, token_weights
+from tailrl.diagnosis.replay_weights import ReplaySettings, moved, token_weights
 from tailrl.objective.corrections import weigh
 from tailrl.objective.ratio_losses import RATIO_LOSSES, RatioTokens
 from tailrl.objective.rejections import STATISTICS

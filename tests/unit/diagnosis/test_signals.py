@@ -11,7 +11,7 @@ from causes_fixture import Logits, V, log_softmax, rows, same, top_p
 from tailrl.diagnosis.features import every, features, pattern, quantile, source, temperature
 from tailrl.diagnosis.log import LoggedRow, pack
 from tailrl.diagnosis.measure import Measured, measure
-from tailrl.diagnosis.signals import LAGS, PATTERNS, Signals
+from tailrl.diagnosis.signals import LAGS, LOGIT_EDGE, PATTERNS, Signals, log_odds
 
 
 def signals_of(found: list[LoggedRow]) -> Signals:
@@ -201,3 +201,8 @@ def test_odd_and_empty_parts() -> None:
     log = pack([LoggedRow("here", np.array([np.nan, -1.0]), np.array([-1.0, np.inf]))])
     signals.add(log, np.isfinite(log.sampler_T) & np.isfinite(log.trainer_T))
     assert not signals.sums and not signals.compared
+
+
+def test_log_odds() -> None:
+    p = np.array([0.5, 0.25, 1e-30, 1.0])
+    assert log_odds(np.log(p)) == pytest.approx([0, math.log(1 / 3), -LOGIT_EDGE, LOGIT_EDGE])

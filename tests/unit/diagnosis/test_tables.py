@@ -20,8 +20,7 @@ from tailrl.diagnosis.advice import advise
 from tailrl.diagnosis.log import Log
 from tailrl.diagnosis.metrics import named_metrics, quantity
 from tailrl.diagnosis.page import terminal_page
-from tailrl.diagnosis.progress import read_with_progress
-from tailrl.diagnosis.readers import read_log
+from tailrl.diagnosis.readers import read_log, read_with_progress
 from tailrl.diagnosis.tables import read_table
 from tailrl.runtime.errors import StudyError
 

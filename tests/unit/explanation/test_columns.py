@@ -105,7 +105,7 @@ def scored(far: list[np.ndarray], lengths: list[int]) -> list[Scored]:
     found = []
     for far_T, length in zip(far, lengths, strict=True):
         [row] = responses([far_T], [np.zeros(LENGTH)])[:1]
-        own = Response(0, row.sampler_T[:length], row.trainer_T[:length], None, None, None, None, None, np.nan, np.nan)
+        own = Response(0, row.sampler_T[:length], row.trainer_T[:length], None, None, None, None, None, np.nan)
         place_T = np.arange(length)
         found.append(Scored(own, Inputs((), place_T, 0), place_T, own.sampler_T, own.trainer_T))
     return found

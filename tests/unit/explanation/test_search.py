@@ -31,12 +31,13 @@ NOISE_T = RANDOM.normal(size=TOKENS)
 FIRST_T, SECOND_T = RANDOM.normal(size=(2, TOKENS))
 
 
-def court_of(column_T: FloatArray, predicted: Callable[[World], FloatArray | None]) -> Court:
+def court_of(column_T: FloatArray, predicted: Callable[[World], FloatArray | None], rounding: float = SCALE) -> Court:
     """A court over a laboratory whose predictions are a function of the world."""
     laboratory: Any = SimpleNamespace(
         column=lambda _: column_T,
         sequence_T=np.repeat(np.arange(RESPONSES), TOKENS // RESPONSES),
         predicted=predicted,
+        rounding=lambda _: rounding,
         pinned=set(),
     )
     return Court(laboratory, "sampler", np.full(TOKENS, SCALE))
@@ -85,8 +86,8 @@ def weak_second(world: World) -> FloatArray:
 
 
 def test_a_setting_that_moves_less_than_rounding_is_named_where_a_column_is_exact() -> None:
-    court = court_of(weak_second(settings(temperature=0.61, top_k=10)), weak_second)
-    found = search(court, [KNOWN["temperature"], KNOWN["top_k"]], lambda _: 0.003)
+    court = court_of(weak_second(settings(temperature=0.61, top_k=10)), weak_second, 0.003)
+    found = search(court, [KNOWN["temperature"], KNOWN["top_k"]])
     assert numbers(found.world) == {"temperature": pytest.approx(0.61, rel=1e-3), "top_k": 10.0}
 
 
@@ -103,7 +104,7 @@ def alike(world: World) -> FloatArray:
 
 def test_a_setting_that_took_the_place_of_one_like_it_is_exchanged() -> None:
     court = court_of(alike(settings(temperature=0.7, top_k=20.0)), alike)
-    found = search(court, [KNOWN[name] for name in ("temperature", "min_p", "top_k")], lambda _: SCALE)
+    found = search(court, [KNOWN[name] for name in ("temperature", "min_p", "top_k")])
     assert numbers(found.world) == {"temperature": pytest.approx(0.7, rel=0.01), "top_k": 20.0}
 
 

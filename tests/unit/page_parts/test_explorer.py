@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from tailrl.artifacts.metrics import FloatArray
-from tailrl.diagnosis.measure import LOGPROB_ROUNDING
+from tailrl.diagnosis.log import LOGPROB_ROUNDING
 from tailrl.page_parts import TEMPLATES, explorer
 from tailrl.page_parts.explorer import Response, delta, explorer_data, token_texts
 

@@ -250,7 +250,7 @@ def _of_log(
     from tailrl.diagnosis.gate import judge
     from tailrl.diagnosis.left_out import LeftOut
     from tailrl.diagnosis.page import html_page, terminal_page
-    from tailrl.diagnosis.progress import read_with_progress
+    from tailrl.diagnosis.readers import read_with_progress
     from tailrl.diagnosis.record import log_record
     from tailrl.page_parts.explorer import read_tokenizer, with_texts
 
@@ -297,7 +297,7 @@ def _of_change(
     from tailrl.diagnosis.diagnosis import diagnose_parts
     from tailrl.diagnosis.gate import judge
     from tailrl.diagnosis.left_out import LeftOut
-    from tailrl.diagnosis.progress import read_with_progress
+    from tailrl.diagnosis.readers import read_with_progress
     from tailrl.diagnosis.record import change_record
 
     found = []
@@ -509,7 +509,7 @@ def explain(
     _check_folders(_data_file(json_file))
     take(1)
     from tailrl.diagnosis.formats import parse_columns
-    from tailrl.diagnosis.progress import read_with_progress
+    from tailrl.diagnosis.readers import read_with_progress
     from tailrl.explanation.explanation import explain_parts
     from tailrl.explanation.page import as_json, text
 

@@ -274,22 +274,23 @@ def _is_metrics(row: Mapping[str, Any], names: Names) -> bool:
 
 def _table(path: Path, separator: str, names: Names) -> History | None:
     try:
-        first = next(csv.reader(io.StringIO(_text(path, HEAD)), delimiter=separator), [])
-        if not _has_metrics(first, names):
+        titles = [name.strip() for name in next(csv.reader(io.StringIO(_text(path, HEAD)), delimiter=separator), [])]
+        steps = [place for place, title in enumerate(titles) if title in names.steps]
+        columns = [(place, parts) for place, title in enumerate(titles) if (parts := OF_W_AND_B.match(title))]
+        is_of_tensorboard = [title.lower() for title in titles[:3]] == ["wall time", "step", "value"]
+        if not (is_of_tensorboard or columns or (steps and any(map(names.metric, titles)))):
             return None
         lines = [line for line in csv.reader(io.StringIO(_text(path)), delimiter=separator) if line]
     except csv.Error as error:
         raise DataError(f"{path}: is no table: {error}") from None
     if len(lines) < 2:
         return None
-    header, *body = lines
-    if [name.strip().lower() for name in header[:3]] == ["wall time", "step", "value"]:
+    body = lines[1:]
+    if is_of_tensorboard:
         name = names.of_file(path.stem)
         rows = ((("", {"step": _number(line[1]), name: _number(line[2])})) for line in body if len(line) > 2)
         return history_of_rows(rows, str(path), TENSORBOARD, names)
-    steps = [place for place, name in enumerate(header) if name.strip() in names.steps]
-    columns = [(place, OF_W_AND_B.match(name)) for place, name in enumerate(header)]
-    exported = [(place, parts) for place, parts in columns if parts and not parts["bound"]]
+    exported = [(place, parts) for place, parts in columns if not parts["bound"]]
     if exported:
         of_step = steps[0] if steps else 0  # the first column is the axis that the chart had
 
@@ -300,18 +301,8 @@ def _table(path: Path, separator: str, names: Names) -> History | None:
                         yield parts["run"], {"step": _number(line[of_step]), parts["metric"]: _number(line[place])}
 
         return history_of_rows(sorted(cells(), key=lambda cell: cell[0]), str(path), "a W&B export", names)
-    rows = ((("", {name.strip(): _number(cell) for name, cell in zip(header, line, strict=False)})) for line in body)
+    rows = ((("", {title: _number(cell) for title, cell in zip(titles, line, strict=False)})) for line in body)
     return history_of_rows(rows, str(path), "a table of metrics", names)
-
-
-def _has_metrics(header: Sequence[str], names: Names) -> bool:
-    """Whether a table has metrics: TensorBoard's columns, those of a W&B export, or a step and a known name."""
-    titles = [title.strip() for title in header]
-    if [title.lower() for title in titles[:3]] == ["wall time", "step", "value"]:
-        return True
-    if any(OF_W_AND_B.match(title) for title in titles):
-        return True
-    return any(title in names.steps for title in titles) and any(names.metric(title) for title in titles)
 
 
 def _number(text: str) -> float | None:

@@ -13,8 +13,9 @@ from tailrl import diagnosis
 from tailrl.curves.reading import EXACT, MetricReading, Reading, RunReading, shape_words
 from tailrl.diagnosis.formats import how_to_log
 from tailrl.diagnosis.gate import Judgement, exit_code
-from tailrl.diagnosis.record import CurvesRecord, RunRecord, finite, gate_records
-from tailrl.diagnosis.sizes import LEVELS, limits, number_name, sizes
+from tailrl.diagnosis.metrics import Rule
+from tailrl.diagnosis.record import CurvesRecord, RunRecord, gate_records
+from tailrl.diagnosis.sizes import LEVELS, limits, sizes
 from tailrl.page_parts import TEMPLATES
 from tailrl.page_parts.drawing import LAW, MARK, chart, in_page, set_magnitudes
 from tailrl.page_parts.markdown import prose
@@ -33,7 +34,7 @@ class Line:
     svg: str
 
 
-render = renderer((Path(__file__).parent / "templates", DIAGNOSIS, TEMPLATES), count, number_name, prose, short)
+render = renderer((Path(__file__).parent / "templates", DIAGNOSIS, TEMPLATES), count, prose, short)
 
 
 def curves_html(reading: Reading, judgements: Sequence[Judgement] = ()) -> str:
@@ -56,16 +57,16 @@ def curves_record(reading: Reading, judgements: Sequence[Judgement] = ()) -> Cur
             RunRecord(
                 run=run.run,
                 metric=run.main.curve.name,
-                level=finite(run.main.level),
-                k3=finite(run.main.k3),
+                level=run.main.level,
+                k3=run.main.k3,
                 shape=run.shape,
                 factor=run.main.shape.factor,
-                since=finite(run.main.shape.since),
+                since=run.main.shape.since,
                 size=run.band.title if run.band else None,
                 verdict=answer(run),
                 fits=shape_words().shapes[run.shape].fits,
                 excludes=shape_words().shapes[run.shape].excludes,
-                rules_broken=[rule.words for one in (run.main, *run.others) for rule in one.rules if not rule.holds],
+                rules_broken=[rule.sentence() for _, rule in _broken(run)],
             )
             for run in reading.runs
         ],
@@ -93,12 +94,16 @@ def _run_values(run: RunReading) -> dict[str, object]:
         "shape": shape,
         "fits": [words.causes[name] for name in shape.fits],
         "excluded": [words.causes[name] for name in shape.excludes],
-        "broken": [(one, rule) for one in (run.main, *run.others) for rule in one.rules if not rule.holds],
-        "held": [(one, rule) for one in (run.main, *run.others) for rule in one.rules if rule.holds],
+        "broken": _broken(run),
         "logging": how_to_log(run.main.metric.framework),
         "normal": [(one, levels.get(one.of, "")) for one in sizes().normal],
         "table": [(one, one.level) for one in (run.main, *run.others)],
     }
+
+
+def _broken(run: RunReading) -> list[tuple[MetricReading, Rule]]:
+    """The frameworks' rules that a run breaks."""
+    return [(one, rule) for one in (run.main, *run.others) for rule, holds in one.rules if not holds]
 
 
 def answer(run: RunReading) -> str:
@@ -114,8 +119,8 @@ def answer(run: RunReading) -> str:
         roughly = "" if main.metric.of in EXACT else f", roughly a k3 of {short(main.k3)} nats a token"
         size = f"{LEVELS[run.band.level]}: {size}{roughly}, {run.band.title} ({limits(run.band)})"
     else:
-        rules = [f"{rule.words} ({main.metric.framework}'s rule)" for rule in main.rules]
-        holds = all(rule.holds for rule in main.rules)
+        rules = [f"{rule.sentence()} ({main.metric.framework}'s rule)" for rule, _ in main.rules]
+        holds = all(holds for _, holds in main.rules)
         state = ("Not bad", "within") if holds else ("Bad", "beyond")
         size = f"{state[0]}: {size}, {state[1]} {'; '.join(rules)}" if rules else f"{size}; no rule of thumb is known"
     told = f"{size}. {shape_words().shapes[run.shape].says}"

@@ -14,6 +14,7 @@ from tailrl.artifacts.metrics import FloatArray
 from tailrl.curves.history import TENSORBOARD, Curve, History
 from tailrl.curves.names import KNOWN, OWN_ROLES, Metric, Names, metrics
 from tailrl.curves.shapes import Shape, shape_of
+from tailrl.diagnosis.metrics import Rule
 from tailrl.diagnosis.sizes import Band, band_of, sizes
 from tailrl.runtime.data_files import yaml_beside
 from tailrl.runtime.errors import ConfigurationError, DataError
@@ -60,22 +61,13 @@ def shape_words() -> Shapes:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """A framework's rule of thumb, and whether the curve's present level is within it."""
-
-    words: str
-    source: str
-    holds: bool
-
-
-@dataclass(frozen=True, slots=True)
 class MetricReading:
     """One metric of one run.
 
     Attributes:
         curve: its values. metric: what it is.
         shape: its shape. k3: nats, its present level as a k3; NaN where it cannot be told.
-        rules: the framework's own rules of thumb on its present level.
+        rules: the framework's own rules of thumb, each with whether its present level is within it.
         unsound: steps whose value is NaN or infinite. ended: the step from which on all are; NaN: the last one is a
             number.
     """
@@ -85,7 +77,7 @@ class MetricReading:
     shape: Shape
     level: float
     k3: float
-    rules: tuple[Judged, ...]
+    rules: tuple[tuple[Rule, bool], ...]
     unsound: int
     ended: float
 
@@ -234,7 +226,7 @@ def _tell(curve: Curve, metric: Metric) -> MetricReading:
     size_N = np.abs(curve.value_N - best)
     shape = shape_of(curve.step_N, size_N)
     level = size_at_end(curve.value_N, best) if metric.of in SHAPED else median_of(last_tenth(curve.value_N))
-    rules = tuple(Judged(rule.sentence(), rule.source, rule.holds(level)) for rule in metric.rules)
+    rules = tuple((rule, rule.holds(level)) for rule in metric.rules)
     convert = AS_K3.get(metric.of)
     k3 = convert(level) if convert is not None and math.isfinite(level) else math.nan
     unsound_N = ~np.isfinite(curve.value_N)

@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field
 
 from tailrl.artifacts.files import Record
-from tailrl.diagnosis.causes import CLOSE, Cause, cause_words, disagrees_with_itself
+from tailrl.diagnosis.causes import CLOSE, Cause, disagrees_with_itself
 from tailrl.diagnosis.exact_checks import Fault
 from tailrl.diagnosis.features import features, grows_with
 from tailrl.diagnosis.measure import Measured
@@ -22,11 +22,8 @@ from tailrl.diagnosis.trend import trend_of
 from tailrl.diagnosis.where import Place
 from tailrl.runtime.data_files import yaml_beside
 
-SURE = 0.5
-"""The probability from which a cause counts."""
-
-MOVED = 0.5
-"""The share of Σ Δ² that is the trainer's own, from which samples are old."""
+SURE = 0.5  # the probability from which a cause counts
+MOVED = 0.5  # the share of Σ Δ² that is the trainer's own, from which samples are old
 
 Kind = Literal["none", "ask", "fix", "remedy", "beyond"]
 
@@ -173,7 +170,7 @@ def advise(
     log = _Log(measured, bool(remedies), wrong, focus, grows)
     rule = next(rule for rule in advice_rules().rules if _holds(rule, log, cause, k3))
     words = rule.words.format(
-        do=cause_words()[cause.name].do if cause else "",
+        do=cause.words.do if cause else "",
         fault=wrong.do if wrong else "",
         look=focus.look if focus else "",
         k3=f"{k3:.2g}",
@@ -207,14 +204,11 @@ def _chosen(rule: AdviceRule, remedies: Iterable[Replayed], k3: float, framework
     found = []
     for choice in rule.remedies:
         most = k3 * (cleaned if choice.cleaned is None else choice.cleaned)
-        fitting = [one for one in good if _is_choice(one, choice) and (one.kept_k3 <= most or most == math.inf)]
+        tried = [one for one in good if one.name == choice.name and choice.threshold in (None, one.threshold)]
+        fitting = [one for one in tried if one.kept_k3 <= most or most == math.inf]
         found += fitting[:1]
     with_lines = [one for one in found if framework in catalogue().remedies[one.name].lines]
     return next(iter(with_lines or found), None)
-
-
-def _is_choice(one: Replayed, choice: Choice) -> bool:
-    return one.name == choice.name and choice.threshold in (None, one.threshold)
 
 
 def _gives(one: Replayed, k3: float) -> str:

@@ -11,34 +11,25 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
+from pydantic import Field
 
 from tailrl.artifacts.files import Record
-from tailrl.diagnosis.evidence import evidence
+from tailrl.diagnosis.evidence import evidence, numbers
 from tailrl.diagnosis.features import features, seen_apart
 from tailrl.diagnosis.measure import Measured
 from tailrl.diagnosis.signals import Signals
 from tailrl.diagnosis.sure import beyond_sixteen_bits, settled, shapes
 from tailrl.runtime.data_files import yaml_beside
 
-AGREE = 1e-4
-"""Nats: two sides whose log-probs differ by less, in the root of the mean square, agree as float32 does."""
-
-FLOORS = 3.0
-"""A mean square of ℓ below so many times that of the noise floor is no mismatch beyond it."""
-
+AGREE = 1e-4  # nats: two sides whose log-probs differ by less, in the root of the mean square, agree as float32 does
+FLOORS = 3.0  # a mean square of ℓ below so many times that of the noise floor is no mismatch beyond it
 FLOOR_ERRORS = 2.0
 """Standard errors, over sequences, by which a mismatch is above FLOORS: a few sequences whose sums a packing ordered
 otherwise are none."""
 
-FEW_SEQUENCES = 16
-"""Sequences below which no standard error is asked for."""
-
-LEAST_SURE = 0.3
-"""Where no cause is as sure, `unknown` comes first: settled on models left out."""
-
-NAMED = 0.1
-"""A cause that is less sure is not named."""
-
+FEW_SEQUENCES = 16  # sequences below which no standard error is asked for
+LEAST_SURE = 0.3  # where no cause is as sure, `unknown` comes first: settled on models left out
+NAMED = 0.1  # a cause that is less sure is not named
 CLOSE = 0.4
 """A second cause that is at least so probable beside the first is as good as it. On settling logs, each predicted
 without its policy, 0.90 of the answers were right so, and 0.20 left two causes open; with 0.5 it was 0.88 and 0.15."""
@@ -47,8 +38,7 @@ PENALISED = 0.7
 """Difference of the shares of tokens with Δ above 0, between those that already occurred and the others, from which a
 penalty is told by it alone; how often rightly, the exam settles."""
 
-DENSE = {"0"}
-"""What a log's column `experts` has where the model is no mixture of experts."""
+DENSE = {"0"}  # what a log's column `experts` has where the model is no mixture of experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +55,21 @@ class Cause:
     sure: float
     evidence: tuple[str, ...]
 
+    @property
+    def words(self) -> "CauseWords":
+        """Its words."""
+        return cause_words()[self.name]
+
+    @property
+    def title(self) -> str:
+        """What it is called."""
+        return self.words.title
+
 
 class CauseWords(Record):
     """A cause in words: its title, a verdict in one sentence, what to do, and what to log to be surer.
 
+    `evidence`: sentences that speak for it, with places for `evidence.numbers`.
     `fault`: a fault of the log itself, not of the sampler or the trainer. `by_place`: told by where the mismatch is
     (where.yaml), not by its shape.
     """
@@ -77,6 +78,7 @@ class CauseWords(Record):
     verdict: str
     do: str
     log: str
+    evidence: list[str] = Field(default_factory=list)
     fault: bool = False
     by_place: bool = False
 
@@ -96,7 +98,8 @@ def find_causes(measured: Measured) -> tuple[Cause, ...]:
     """
     signals = measured.signals
     faults = find_faults(measured)
-    found = [Cause(name, settled().checks[name], evidence(name, measured)) for name in faults]
+    known = numbers(measured)
+    found = [Cause(name, settled().checks[name], evidence(cause_words()[name].evidence, known)) for name in faults]
     if agrees(signals) or {"shift", "clipped"} & set(faults):
         return tuple(found)
     sure = shapes(features(signals), without={"routing"} if measured.experts == DENSE else set())
@@ -109,8 +112,8 @@ def find_causes(measured: Measured) -> tuple[Cause, ...]:
         sure = {"unknown": 1 - most, **{name: value for name, value in sure.items() if name != "unknown"}}
     enough = signals.sums["tokens"] / (signals.sums["tokens"] + settled().few_tokens)
     sure = {name: enough * value for name, value in sure.items()}
-    shown = [Cause(name, value, evidence(name, measured)) for name, value in sure.items() if value >= NAMED]
-    return (*found, *shown)
+    named = [(name, value) for name, value in sure.items() if value >= NAMED]
+    return (*found, *(Cause(name, value, evidence(cause_words()[name].evidence, known)) for name, value in named))
 
 
 def find_faults(measured: Measured) -> tuple[str, ...]:
@@ -136,8 +139,7 @@ def fitting(causes: Sequence[Cause], signals: Signals) -> tuple[str, ...]:
 
     Above what 16 bits give, rounding is one of two: weights or a cache of 8 or 4 bits, or a mistake.
     """
-    words = cause_words()
-    shaped = [one for one in causes if not words[one.name].fault] or list(causes[:1])
+    shaped = [one for one in causes if not one.words.fault] or list(causes[:1])
     names = [one.name for one in shaped[:2] if one.sure >= CLOSE * shaped[0].sure]
     if names[:1] == ["precision"] and beyond_sixteen_bits(signals):
         names = ["precision", "prompt"]

@@ -10,12 +10,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tailrl.artifacts.metrics import FloatArray
 from tailrl.diagnosis.advice import NOTHING_TO_SAY
 from tailrl.diagnosis.diagnosis import Diagnosis
 from tailrl.diagnosis.gate import HIDING, Judgement
 from tailrl.diagnosis.headline import cause_sentence
-from tailrl.diagnosis.log import Log
+from tailrl.diagnosis.log import Log, from_end
 from tailrl.diagnosis.measure import TOKEN, Measured
 from tailrl.diagnosis.metrics import from_zero, quantity
 from tailrl.diagnosis.page import SUMMARY, cell
@@ -44,7 +43,7 @@ class Difference:
     change: Interval
 
     @property
-    def word(self) -> str:
+    def verdict(self) -> str:
         """Smaller, larger, or no detectable difference."""
         if self.change.low > 0:
             return "larger"
@@ -81,13 +80,8 @@ def compare(before: Diagnosis, after: Diagnosis) -> Change:
     """What changed from one log to the other."""
     numbers = tuple(_of_means(before.measured, after.measured, name) for name in MEANS)
     groups = tuple(_of_groups(before.sample, after.sample)) if before.sample and after.sample else ()
-    prompts = [np.unique(_known(one.measured.column("prompt"))) for one in (before, after)]
-    return Change(before, after, numbers, groups, len(np.intersect1d(prompts[0], prompts[1])))
-
-
-def _known(values: FloatArray) -> FloatArray:
-    found: FloatArray = values[~np.isnan(values)]
-    return found
+    paired = np.intersect1d(before.measured.column("prompt"), after.measured.column("prompt"))  # NaN equals none
+    return Change(before, after, numbers, groups, len(paired))
 
 
 def _of_means(before: Measured, after: Measured, name: str) -> Difference:
@@ -118,9 +112,7 @@ def _ratio(log: Log, chosen_T: Bools) -> Ratio:
 
 
 def _groups(log: Log) -> Iterator[tuple[str, Bools]]:
-    length_S = np.zeros(len(log.start_S), np.int64)
-    np.maximum.at(length_S, log.sequence_T, log.position_T)
-    from_end_T = length_S[log.sequence_T] - log.position_T
+    from_end_T = from_end(log)
     yield f"the first {BEGINNING} tokens of a response", log.position_T < BEGINNING
     yield f"the last {ENDS} tokens", from_end_T < ENDS
     yield "the tokens between", (log.position_T >= BEGINNING) & (from_end_T >= ENDS)
@@ -153,7 +145,7 @@ def verdict(change: Change) -> str:
     state = f"{levels[0]} before and after" if levels[0] == levels[1] else f"{levels[0]} before, {levels[1]} after"
     numbers = f"k3 is {short(k3.before.mean)} nats a token before and {short(k3.after.mean)} after"
     ends = f"a difference of {k3.change.mean:+.3g} [{k3.change.low:+.3g}, {k3.change.high:+.3g}]"
-    return f"{k3.word.capitalize()}: {numbers}, {ends}. It is {state}."
+    return f"{k3.verdict.capitalize()}: {numbers}, {ends}. It is {state}."
 
 
 render = renderer((Path(__file__).parent / "templates", TEMPLATES), cell, prose)

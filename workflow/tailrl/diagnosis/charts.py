@@ -3,7 +3,8 @@
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 from matplotlib.patches import PathPatch
@@ -12,40 +13,50 @@ from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Affine2D
 from numpy.typing import NDArray
 
+from tailrl.artifacts.files import Record
 from tailrl.artifacts.metrics import FloatArray
-from tailrl.diagnosis.measure import NATS_EDGES, SEQUENCE_GROUPS, Measured
-from tailrl.diagnosis.signature import LOGIT_CELLS, LOGIT_EDGE, POSITION_EDGES
+from tailrl.diagnosis.measure import LOGIT_CELLS, NATS_EDGES, POSITION_EDGES, Measured
+from tailrl.diagnosis.signals import LOGIT_EDGE
 from tailrl.page_parts.drawing import LAW, MARK, PAGE, chart, in_page, set_magnitudes
 from tailrl.page_parts.number_text import short
+from tailrl.runtime.data_files import yaml_beside
 from tailrl.stats.intervals import Interval, ratio_interval
 
-MOST_BARS = 24
-"""Bins of responses, by mean |Δ| or by step."""
-
-SHADES = 6
-"""Of the joint picture: each is a factor in the number of tokens."""
-
+MOST_BARS = 24  # bins of responses, by mean |Δ| or by step
+SHADES = 6  # of the joint picture: each is a factor in the number of tokens
 ODDS_TICKS = ("1e-6", "0.001", "0.5", "0.999", "0.999999")
 
 DASHED = (0, (4, 2.5))
 
-FEWEST_IN_A_BIN = 10
-"""A bin with fewer is not drawn: it says nothing, and would set the scale."""
+FEWEST_IN_A_BIN = 10  # a bin with fewer is not drawn: it says nothing, and would set the scale
+
+
+class ChartWords(Record):
+    """What `charts.yaml` says of a chart."""
+
+    title: str
+    across: str
+    up: str
+    words: str
+
+
+@cache
+def chart_words() -> dict[str, ChartWords]:
+    """The words of each chart, by its name."""
+    said = yaml_beside(__file__, "charts.yaml")
+    return {name: ChartWords.model_validate(words) for name, words in said.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
     """A chart of points with intervals, of bars or of shaded cells.
 
-    `svg` is its <svg> element. `rows` are the numbers behind it; the first is the header. `nats`: whether `up` is in
-    nats.
+    `svg` is its <svg> element. `rows` are the numbers behind it; the first is the header. `nats`: whether what goes up
+    is in nats.
     """
 
     name: str
-    title: str
-    words: str
-    across: str
-    up: str
+    said: ChartWords
     svg: str
     rows: tuple[tuple[str, ...], ...]
     nats: bool = False
@@ -66,31 +77,22 @@ def size_chart(measured: Measured) -> Chart:
     x, means = _over_rest(measured, "size")
     total = float(measured.bins["size"].sum() / measured.bins["rest"].sum()) if measured.bins["rest"].any() else 0.0
     law = [(value, total * value) for value in (min(x), max(x))]
-    words = (
-        "Mean |Δ| of tokens by the probability that they did not have. Noise on the logits gives the dashed line, "
-        f"|Δ| = {short(total)} × (1 − p), by Prop. 4.2 of arXiv 2512.23087. A floor at the left is rounding of "
-        "log-probs. Points far above the line are no noise on logits."
-    )
-    return _dots("size", "Size against probability", words, ("1 − π_train", "mean |Δ|"), x, means, law=law)
+    one = _dots("size", x, means, law=law)
+    words = one.said.words.format(law=short(total))
+    return replace(one, said=one.said.model_copy(update={"words": words}))
 
 
 def sign_chart(measured: Measured) -> Chart:
     """Mean Δ against 1 − p: which side gives a token more."""
     x, means = _over_rest(measured, "signed")
-    words = (
-        "Mean Δ: above 0 the trainer gives such tokens more than the sampler did. Noise leans below 0 for rare tokens, "
-        "because the sampler draws what it overrates (Prop. 4.3). A shift over the whole width is a different "
-        "temperature, template or set of weights."
-    )
-    return _dots("sign", "Sign", words, ("1 − π_train", "mean Δ"), x, means, zero=True)
+    return _dots("sign", x, means, zero=True)
 
 
 def position_chart(measured: Measured) -> Chart:
     """Mean |Δ| by the token's place in its response."""
-    sums = measured.signature.positions
-    x, means = _means(sums["size"], sums["tokens"], [float(edge) + 1 for edge in POSITION_EDGES])
-    words = "By the token's place. What grows with it comes from the cache, from context, or from errors that add up."
-    return _dots("position", "By position", words, ("place in the response, from 1", "mean |Δ|"), x, means)
+    sums = measured.positions
+    x, means = _means(sums["size"], sums["tokens"], [float(edge) + 1 for edge in POSITION_EDGES[:-1]])
+    return _dots("position", x, means)
 
 
 def length_chart(measured: Measured) -> Chart:
@@ -99,8 +101,7 @@ def length_chart(measured: Measured) -> Chart:
     power_S = np.floor(np.log2(np.maximum(tokens_S, 1))).astype(np.int64)
     names = np.unique(power_S[tokens_S > 0])
     means = [_ratio(size_S, tokens_S, (power_S == power) & (tokens_S > 0)) for power in names]
-    words = "By the length of the response, in powers of two."
-    return _dots("length", "By length", words, ("tokens of the response", "mean |Δ|"), [2.0**n for n in names], means)
+    return _dots("length", [2.0**n for n in names], means)
 
 
 def step_chart(measured: Measured) -> Chart | None:
@@ -112,11 +113,7 @@ def step_chart(measured: Measured) -> Chart | None:
         return None
     parts = np.array_split(steps, min(len(steps), MOST_BARS))
     means = [_ratio(size_S, tokens_S, known_S & (step_S >= part[0]) & (step_S <= part[-1])) for part in parts]
-    words = (
-        "By training step. What grows with training comes from the policy, such as longer responses or rarer tokens."
-    )
-    x = [float(part.mean()) for part in parts]
-    return _dots("step", "By step", words, ("training step", "mean |Δ|"), x, means, logs=False)
+    return _dots("step", [float(part.mean()) for part in parts], means, logs=False)
 
 
 def response_chart(measured: Measured) -> Chart:
@@ -128,34 +125,30 @@ def response_chart(measured: Measured) -> Chart:
     count, _ = np.histogram(size_S, edges)
     ends = [(10**low, 10**high) for low, high in itertools.pairwise(edges.tolist())]
     bins = [(low, high, int(n)) for (low, high), n in zip(ends, count, strict=True) if n]
-    axes = ("mean |Δ| of the response", "responses")
+    said = chart_words()["response"]
     marks = {}
-    with chart(axes[0]) as (figure, plane):
+    with chart(said.across) as (figure, plane):
         for number, (low, high, n) in enumerate(bins):
             plane.bar(low, n, high - low, align="edge", color=MARK, edgecolor=PAGE, linewidth=0.6, gid=f"bar{number}")
             marks[f"bar{number}"] = {"title": f"{short(low)} to {short(high)} nats: {n}"}
         set_magnitudes(plane.xaxis, [ends[0][0], ends[-1][1]])
         plane.yaxis.set_major_locator(MaxNLocator(5, integer=True))
-        svg = in_page(figure, "response", _label("By response", axes), marks)
-    words = (
-        "Responses by the mean |Δ| of their tokens. Two hills, or a few far to the right, are faults of some responses."
-    )
+        svg = in_page(figure, "response", _label(said), marks)
     rows = [("mean |Δ|, nats", "responses")]
     rows += [(f"{short(low)} to {short(high)}", str(n)) for low, high, n in bins]
-    return Chart("response", "By response", words, *axes, svg, tuple(rows))
+    return Chart("response", said, svg, tuple(rows))
 
 
 def joint_chart(measured: Measured) -> Chart:
     """Both probabilities of each token, on a scale of log-odds."""
-    joint = measured.signature.joint
-
+    joint = measured.joint
     shade = np.zeros(joint.shape, np.int64)
     some = joint > 0
     shade[some] = np.ceil(SHADES * (1 + np.log(joint[some])) / (1 + np.log(joint.max()))).astype(np.int64)
     odds = [math.log(float(label)) - math.log1p(-float(label)) for label in ODDS_TICKS]
     places = [(value + LOGIT_EDGE) * LOGIT_CELLS / (2 * LOGIT_EDGE) for value in odds]
-    axes = ("π_infer", "π_train")
-    with chart(axes[0]) as (figure, plane):
+    said = chart_words()["joint"]
+    with chart(said.across) as (figure, plane):
         for n in range(1, SHADES + 1):
             cells = [PathOfCell.unit_rectangle().transformed(Affine2D().translate(column, row))
                      for row, column in _where(shade == n)]  # fmt: skip
@@ -166,15 +159,11 @@ def joint_chart(measured: Measured) -> Chart:
         plane.set(xlim=(0, LOGIT_CELLS), ylim=(0, LOGIT_CELLS))
         plane.set_xticks(places, ODDS_TICKS)
         plane.set_yticks(places, ODDS_TICKS)
-        svg = in_page(figure, "joint", _label("Both probabilities", axes), {})
-    words = (
-        "Tokens by both probabilities, in log-odds; darker: more tokens. Noise on the logits makes a band of the same "
-        "width around the diagonal. A band that turns is another temperature; a second cloud is a fault of some tokens."
-    )
+        svg = in_page(figure, "joint", _label(said), {})
     rows = [("π_infer about", "π_train about", "tokens")]
     most = sorted(_where(joint > 0), key=lambda cell: -joint[cell])[:12]
     rows += [(_odds_label(column), _odds_label(row), f"{joint[row, column]:.0f}") for row, column in most]
-    return Chart("joint", "Both probabilities", words, *axes, svg, tuple(rows))
+    return Chart("joint", said, svg, tuple(rows))
 
 
 def _odds_label(cell: int) -> str:
@@ -204,22 +193,18 @@ def _over_rest(measured: Measured, name: str) -> tuple[list[float], list[Interva
     """The means of a sum over the bins of −log π_train, at the bins' mean 1 − π_train."""
     tokens, rest = (measured.bins[part].sum(axis=0) for part in ("tokens", "rest"))
     x = np.divide(rest, tokens, out=np.zeros(len(NATS_EDGES) - 1), where=tokens > 0)
-    assert len(measured.bins[name]) == SEQUENCE_GROUPS
     return _means(measured.bins[name], measured.bins["tokens"], x.tolist())
 
 
 # --- drawing -------------------------------------------------------------------------------------------
 
 
-def _label(title: str, axes: tuple[str, str]) -> str:
-    return f"{title}: {axes[1]} over {axes[0]}; the table below has the numbers"
+def _label(said: ChartWords) -> str:
+    return f"{said.title}: {said.up} over {said.across}; the table below has the numbers"
 
 
 def _dots(
     name: str,
-    title: str,
-    words: str,
-    axes: tuple[str, str],
     x: Sequence[float],
     means: Sequence[Interval],
     *,
@@ -231,13 +216,14 @@ def _dots(
     # An interval may reach below 0, where a size has no place: it is cut below the smallest mean.
     drawn = [one.mean for one in means] + [y for _, y in law]
     floor = -math.inf if zero else min(drawn) / 2
-    rows, marks = [(axes[0], f"{axes[1]}, nats", "interval")], {}
-    with chart(axes[0]) as (figure, plane):
+    said = chart_words()[name]
+    rows, marks = [(said.across, f"{said.up}, nats", "interval")], {}
+    with chart(said.across) as (figure, plane):
         for number, (place, one) in enumerate(zip(x, means, strict=True)):
             low, high = (one.low, one.high) if math.isfinite(one.low) else (one.mean, one.mean)
             interval = f"{short(low)} to {short(high)}" if math.isfinite(one.low) else ""
             rows.append((short(place), short(one.mean), interval))
-            marks[f"point{number}"] = {"title": f"{axes[0]} {short(place)}: {short(one.mean)} [{interval}]"}
+            marks[f"point{number}"] = {"title": f"{said.across} {short(place)}: {short(one.mean)} [{interval}]"}
             ends = [max(floor, low), max(floor, high)]
             plane.plot([place, place], ends, color=MARK, alpha=0.6)
             plane.plot(place, one.mean, "o", color=MARK, markersize=6.8, gid=f"point{number}")
@@ -252,5 +238,5 @@ def _dots(
             plane.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         if not zero:
             set_magnitudes(plane.yaxis, drawn)
-        svg = in_page(figure, name, _label(title, axes), marks)
-    return Chart(name, title, words, *axes, svg, tuple(rows), nats=True)
+        svg = in_page(figure, name, _label(said), marks)
+    return Chart(name, said, svg, tuple(rows), nats=True)

@@ -11,8 +11,7 @@ from tailrl.runtime.limits import out_of_memory
 LARGEST = float(np.finfo(np.float32).max)
 """In float32 every framework computes. The square of a larger number may be beyond float64 too."""
 
-LARGEST_ID = 2**53
-"""Token ids up to here are exact in float64. A larger one is none of a vocabulary."""
+LARGEST_ID = 2**53  # token ids up to here are exact in float64. A larger one is none of a vocabulary.
 
 
 def is_json_list(value: Any) -> bool:

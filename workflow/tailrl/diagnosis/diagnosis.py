@@ -6,18 +6,18 @@ from os import PathLike
 from typing import Protocol
 
 from tailrl.diagnosis.advice import Advice, advise, framework_of
-from tailrl.diagnosis.causes import NAMED, Cause, agrees, cause_words, find_causes
+from tailrl.diagnosis.causes import NAMED, Cause, agrees, find_causes
 from tailrl.diagnosis.exact_checks import ExactChecks, Fault
 from tailrl.diagnosis.lags import LagsAndDepths, SizeRow
 from tailrl.diagnosis.left_out import LeftOut
-from tailrl.diagnosis.log import Log
+from tailrl.diagnosis.log import Log, sound
 from tailrl.diagnosis.measure import Measured, measure
 from tailrl.diagnosis.parts import Sample, part_of
 from tailrl.diagnosis.replay import Replay, Replayed
 from tailrl.diagnosis.responses import Response, Worst
 from tailrl.diagnosis.sure import settled
 from tailrl.diagnosis.tables import read_table
-from tailrl.diagnosis.where import NEARLY_ALL, Place, find_places, sound
+from tailrl.diagnosis.where import NEARLY_ALL, Place, find_places
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,22 +100,14 @@ def diagnose_parts(parts: Iterable[tuple[str, Log]], left_out: LeftOut | None = 
     )
 
 
-class HasColumns(Protocol):
-    """A table of pandas or pyarrow."""
-
-    @property
-    def columns(self) -> object:
-        """Its columns or their names."""
-
-
 class HasBatches(Protocol):
-    """A dataset of pyarrow."""
+    """A table or a dataset of pyarrow; a table of pandas is an iterable."""
 
     def to_batches(self) -> Iterable[object]:
         """Its rows, in parts."""
 
 
-Table = str | PathLike[str] | Mapping[str, object] | Iterable[object] | HasColumns | HasBatches
+Table = str | PathLike[str] | Mapping[str, object] | Iterable[object] | HasBatches
 
 
 def focus_of(places: Sequence[Place]) -> Place | None:
@@ -136,8 +128,8 @@ def _by_place(measured: Measured, log: Log | None) -> tuple[tuple[Place, ...], t
     if focus is None:
         return places, find_causes(measured), ()
     there, elsewhere = (measure([("", part_of(log, chosen_T))]) for chosen_T in (focus.chosen_T, ~focus.chosen_T))
-    faults = tuple(cause for cause in find_causes(measured) if cause_words()[cause.name].fault)
-    shaped = [cause for cause in find_causes(there if focus.whole else measured) if not cause_words()[cause.name].fault]
+    faults = tuple(cause for cause in find_causes(measured) if cause.words.fault)
+    shaped = [cause for cause in find_causes(there if focus.whole else measured) if not cause.words.fault]
     if focus.cause and "mask" not in [fault.name for fault in faults]:  # a filling has a place of its own
         shaped = _of_place(focus, shaped)
     elif not focus.whole:
@@ -148,7 +140,7 @@ def _by_place(measured: Measured, log: Log | None) -> tuple[tuple[Place, ...], t
 def _of_place(place: Place, shaped: Sequence[Cause]) -> list[Cause]:
     """The cause that the place tells; those that the shape of the mismatch tells share what is left."""
     told = settled().places[place.cause]
-    looks = [f"There it looks like {cause_words()[one.name].title} ({one.sure:.0%})." for one in shaped[:1]]
+    looks = [f"There it looks like {one.title} ({one.sure:.0%})." for one in shaped[:1]]
     same = sum(one.sure for one in shaped if one.name == place.cause)
     first = Cause(place.cause, told + (1 - told) * same, (place.sentence(), *looks))
     rest = [replace(one, sure=(1 - told) * one.sure) for one in shaped if one.name != place.cause]

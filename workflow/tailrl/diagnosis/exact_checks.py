@@ -7,7 +7,7 @@ something says it beside the other findings.
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -175,7 +175,7 @@ class ExactChecks:
 
     def faults(self) -> tuple[Fault, ...]:
         """What was found, the most certain first."""
-        checks: tuple[Callable[[], list[Fault]], ...] = (
+        checks: tuple[Callable[[], Iterator[Fault]], ...] = (
             self._of_copies,
             self._of_constants,
             self._of_probabilities,
@@ -190,16 +190,16 @@ class ExactChecks:
         )
         return tuple(fault for check in checks for fault in check())
 
-    def _of_copies(self) -> list[Fault]:
-        if self.tokens < FEWEST or self.equal < self.tokens or self._constant():
-            return []
-        return [_fault("copy", tokens=f"{self.tokens:,}")]
+    def _of_copies(self) -> Iterator[Fault]:
+        if self.tokens >= FEWEST and self.equal == self.tokens and not self._constant():
+            yield _fault("copy", tokens=f"{self.tokens:,}")
 
     def _constant(self) -> list[str]:
         return [side for side, (low, high) in self.ends.items() if low == high and self.tokens >= FEWEST]
 
-    def _of_constants(self) -> list[Fault]:
-        return [_fault("constant", side=side, value=f"{self.ends[side][0]:g}") for side in self._constant()]
+    def _of_constants(self) -> Iterator[Fault]:
+        for side in self._constant():
+            yield _fault("constant", side=side, value=f"{self.ends[side][0]:g}")
 
     def _positive(self) -> list[str]:
         """The sides with numbers above 0 nearly everywhere."""
@@ -210,67 +210,57 @@ class ExactChecks:
         low, high = self.ends[side]
         return low >= 0 and SOME_CERTAIN <= high <= 1 + 1e-5
 
-    def _of_probabilities(self) -> list[Fault]:
+    def _of_probabilities(self) -> Iterator[Fault]:
         """Some token is nearly certain; the largest negative log-likelihood is hardly ever just below 1."""
-        sides = [side for side in self._positive() if self._are_probabilities(side)]
-        return [_fault("probabilities", whose=_whose(sides))] if sides else []
+        if sides := [side for side in self._positive() if self._are_probabilities(side)]:
+            yield _fault("probabilities", whose=_whose(sides))
 
-    def _of_signs(self) -> list[Fault]:
-        sides = [side for side in self._positive() if not self._are_probabilities(side)]
-        return [_fault("negative", whose=_whose(sides))] if sides else []
+    def _of_signs(self) -> Iterator[Fault]:
+        if sides := [side for side in self._positive() if not self._are_probabilities(side)]:
+            yield _fault("negative", whose=_whose(sides))
 
-    def _of_fill_values(self) -> list[Fault]:
-        found = []
+    def _of_fill_values(self) -> Iterator[Fault]:
         for side in SIDES:
             if (tokens := self.counts[f"{side} fill"]) and side not in self._constant():
                 value = max(self.ends[side], key=abs)
-                found.append(_fault("fill_value", side=side, value=f"{value:g}", tokens=f"{tokens:,}"))
-        return found
+                yield _fault("fill_value", side=side, value=f"{value:g}", tokens=f"{tokens:,}")
 
-    def _of_bases(self) -> list[Fault]:
+    def _of_bases(self) -> Iterator[Fault]:
         """One factor between the two sides, which is that of another base: s = c t for every token."""
         _, _, squared_s, squared_t, both = self.products
         if self.tokens < FEWEST or squared_s * squared_t == 0 or both <= 0:
-            return []
+            return
         factor, explained = both / squared_t, both**2 / (squared_s * squared_t)
         for base in (2, 10):
             for side, expected in (("sampler", 1 / math.log(base)), ("trainer", math.log(base))):
                 if explained >= BASE_FIT and abs(factor / expected - 1) <= BASE_TOLERANCE:
-                    return [_fault("base", side=side, base=base, factor=f"{math.log(base):.4g}")]
-        return []
+                    yield _fault("base", side=side, base=base, factor=f"{math.log(base):.4g}")
+                    return
 
-    def _of_padding(self) -> list[Fault]:
+    def _of_padding(self) -> Iterator[Fault]:
         """Rows of one width in each batch, filled up with runs that are longer than any policy's repetitions."""
-        found = []
         for (edge, pair), (rows, tokens, same) in self.fills.items():
             runs, tokens_within = self.within.get(pair, (1, 1))
             is_padding = rows > max(1, PADDED_SEQUENCES * self.counts["sequences"]) and same >= ONE_WIDTH * rows
             if is_padding and tokens / rows >= LONGER_RUNS * tokens_within / runs:
                 value = f"{pair.real:g}" if pair.real == pair.imag else f"{pair.real:g} and {pair.imag:g}"
-                found.append(_fault("padding", edge=edge, value=value, tokens=f"{tokens:,}"))
-        return found
+                yield _fault("padding", edge=edge, value=value, tokens=f"{tokens:,}")
 
-    def _of_filled(self) -> list[Fault]:
-        sequences = self.counts["sequences"]
-        return [
-            _fault("filled", side=side, responses=self.counts[f"{side} filled"], of=sequences)
-            for side in SIDES
-            if self.counts[f"{side} filled"] and side not in self._constant()
-        ]
+    def _of_filled(self) -> Iterator[Fault]:
+        for side in SIDES:
+            if (responses := self.counts[f"{side} filled"]) and side not in self._constant():
+                yield _fault("filled", side=side, responses=responses, of=self.counts["sequences"])
 
-    def _of_first_choices(self) -> list[Fault]:
+    def _of_first_choices(self) -> Iterator[Fault]:
         sure = self.counts["sure"]
         if sure < FEWEST or self.counts["sure agree"] < 0.9 * sure:
-            return []
-        found = []
+            return
         for side in SIDES:
             rare, above = self.counts[f"{side} rare"], self.counts[f"{side} rare above"]
             if rare >= FEWEST and above >= 0.95 * rare:
-                found.append(_fault("first_choice", side=side, share=f"{100 * above / rare:.3g}"))
-        return found
+                yield _fault("first_choice", side=side, share=f"{100 * above / rare:.3g}")
 
-    def _of_grids(self) -> list[Fault]:
-        found = []
+    def _of_grids(self) -> Iterator[Fault]:
         for side in SIDES:
             count = self.counts[f"{side} off zero"]
             if count < FEWEST or side in self._constant():
@@ -278,11 +268,11 @@ class ExactChecks:
             powers = [n for n in range(FINEST_GRID + 1) if self.counts[f"{side} grid {n}"] >= NEARLY_ALL * count]
             formats = [name for name in ("bfloat16", "float16") if self.counts[f"{side} {name}"] >= NEARLY_ALL * count]
             if powers:
-                found.append(_fault("grid", side=side, step=f"1/{2 ** powers[0]}" if powers[0] else "1"))
+                yield _fault("grid", side=side, step=f"1/{2 ** powers[0]}" if powers[0] else "1")
             elif formats:
-                found.append(_fault("sixteen_bits", side=side, format=formats[0]))
-        return found
+                yield _fault("sixteen_bits", side=side, format=formats[0])
 
-    def _of_versions(self) -> list[Fault]:
+    def _of_versions(self) -> Iterator[Fault]:
         ahead, known = self.counts["ahead"], self.counts["versions"]
-        return [_fault("ahead", responses=ahead, of=known)] if ahead else []
+        if ahead:
+            yield _fault("ahead", responses=ahead, of=known)

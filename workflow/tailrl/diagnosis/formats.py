@@ -330,8 +330,7 @@ def row_of(
         chosen_T = tokens.pop("mask") > 0
         tokens = {name: values[chosen_T] for name, values in tokens.items()}
     row_ids_T = None if whole_token_T is None else ids(whole_token_T)
-    seen_T, prompt = _before(row_ids_T, chosen_T, columns.get("prompt"))
-    whole_T, place_T = _with_prompt(row_ids_T, chosen_T, columns)
+    prompt, seen_T, whole_T, place_T = _before(row_ids_T, chosen_T, columns)
     of_row: dict[str, float] = {}
     for name in ("step", "version", "reward"):
         try:
@@ -373,35 +372,31 @@ def _check_schema(value: Any, where: str) -> None:
 
 
 def _before(
-    whole_T: IntArray | None, chosen_T: NDArray[np.bool_], prompt: Any
-) -> tuple[NDArray[np.bool_] | None, float]:
-    """Which chosen tokens have an id that stands before them, and the prompt's number.
+    ids_T: IntArray | None, chosen_T: NDArray[np.bool_], columns: Mapping[str, Any]
+) -> tuple[float, NDArray[np.bool_] | None, IntArray | None, IntArray | None]:
+    """What stands before the chosen tokens.
 
-    `whole_T`: the row's ids, which may begin with the prompt. Without a prompt of its own the row's prompt is what
-    stands before the first chosen token.
+    `ids_T`: the row's ids, which may begin with the prompt. Without a prompt of its own the row's prompt is what stands
+    before the first chosen token.
+
+    Returns:
+        The prompt's number; which chosen tokens have an id that stands before them; the ids of prompt and response,
+        and each chosen token's place in them: None and None where no prompt has ids.
     """
-    name = np.nan if prompt is None else _number_of(_shown_whole(prompt).encode("utf-8", "replace"))
-    if whole_T is None or len(whole_T) < len(chosen_T) or not chosen_T.any():
-        return None, name
-    begin = len(whole_T) - len(chosen_T)
-    seen_T = seen_before(whole_T)[begin:][chosen_T]
-    length = begin + int(chosen_T.argmax())
-    return seen_T, _number_of(whole_T[:length].tobytes()) if length and prompt is None else name
-
-
-def _with_prompt(
-    whole_T: IntArray | None, chosen_T: NDArray[np.bool_], columns: Mapping[str, Any]
-) -> tuple[IntArray | None, IntArray | None]:
-    """The ids of prompt and response, and each logged token's place in them; None and None where no prompt has ids."""
-    if whole_T is None or len(whole_T) < len(chosen_T):
-        return None, None
-    place_T = len(whole_T) - len(chosen_T) + np.flatnonzero(chosen_T)
-    if "prompt" in columns and len(place_T) and place_T[0] == 0:
+    prompt = columns.get("prompt")
+    number = np.nan if prompt is None else _number_of(_shown_whole(prompt).encode("utf-8", "replace"))
+    if ids_T is None or len(ids_T) < len(chosen_T) or not chosen_T.any():
+        return number, None, None, None
+    place_T = len(ids_T) - len(chosen_T) + np.flatnonzero(chosen_T)
+    seen_T = seen_before(ids_T)[place_T]
+    if place_T[0] and prompt is None:
+        number = _number_of(ids_T[: place_T[0]].tobytes())
+    elif place_T[0] == 0 and prompt is not None:
         prompt_T = _prompt_ids(columns)
-        whole_T, place_T = np.concatenate([prompt_T, whole_T]), place_T + len(prompt_T)
-    if not len(place_T) or place_T[0] == 0:
-        return None, None
-    return whole_T[: place_T[-1] + 1], place_T
+        ids_T, place_T = np.concatenate([prompt_T, ids_T]), place_T + len(prompt_T)
+    if place_T[0] == 0:
+        return number, seen_T, None, None
+    return number, seen_T, ids_T[: place_T[-1] + 1], place_T
 
 
 def _prompt_ids(columns: Mapping[str, Any]) -> IntArray:

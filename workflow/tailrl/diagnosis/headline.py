@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tailrl.diagnosis.advice import EXPLAINS, NOTHING_TO_SAY
-from tailrl.diagnosis.causes import CLOSE, Cause, agrees, cause_words, disagrees_with_itself
+from tailrl.diagnosis.causes import CLOSE, Cause, agrees, disagrees_with_itself
 from tailrl.diagnosis.diagnosis import Diagnosis
 from tailrl.diagnosis.measure import Measured
 from tailrl.diagnosis.metrics import named_metrics, quantity
@@ -17,6 +17,10 @@ from tailrl.page_parts.number_text import count, short
 CERTAIN = 0.9  # how sure a cause is that is named without "probable"
 LEAST_SURE = 0.5  # of a cause that is called probable
 MOST_NAMED = 2
+LARGER = (
+    "It is larger than 16 bits gave. A log alone cannot tell which it is: weights or a cache of 8 or 4 bits; or "
+    "another beginning or end of the prompt; or a mistake inside a model."
+)  # where it looks like rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +103,9 @@ def rules(measured: Measured) -> str:
     """What the frameworks' own rules of thumb say, in a sentence."""
     held: dict[str, list[bool]] = {}
     for one in named_metrics(measured):
-        if not math.isnan(one.value.mean):
-            holds = [rule.holds(one.value.mean) for rule in one.rules if rule.every]
-            held.setdefault(one.framework, []).extend(holds)
-    held = {framework: holds for framework, holds in held.items() if holds}
+        for rule, holds in one.judged:
+            if rule.every:
+                held.setdefault(one.framework, []).append(holds)
     if not held:
         return ""
     broken = {framework: own.count(False) for framework, own in held.items() if not all(own)}
@@ -117,7 +120,8 @@ def why(diagnosis: Diagnosis) -> tuple[str, ...]:
     focus = diagnosis.focus
     if _is_wrong(diagnosis):
         return (f"Elsewhere: {_lower(cause_sentence(diagnosis.elsewhere))}",) if focus else ()
-    if focus is None and _grows_unlike_rounding(diagnosis):
+    is_rounding = bool(diagnosis.causes) and diagnosis.causes[0].name == "precision"
+    if focus is None and is_rounding and _grows(diagnosis):
         others = diagnosis.causes[1:]
         close = [one for one in others if one.sure >= CLOSE * diagnosis.causes[0].sure]
         words = (
@@ -127,7 +131,8 @@ def why(diagnosis: Diagnosis) -> tuple[str, ...]:
         return (words, *((cause_sentence(close),) if close else ()))
     if focus is None:
         mismatched = None if agrees(diagnosis.measured.signals) else diagnosis.measured.tokens
-        return (cause_sentence(diagnosis.causes, mismatched), *_remaining(diagnosis))
+        told = (cause_sentence(diagnosis.causes, mismatched),)
+        return (*told, LARGER) if is_rounding and beyond_sixteen_bits(diagnosis.measured.signals) else told
     there = (f"There: {_lower(cause_sentence(diagnosis.causes))}",) if focus.whole or focus.cause else ()
     return *there, f"Elsewhere: {_lower(cause_sentence(diagnosis.elsewhere))}"
 
@@ -138,27 +143,13 @@ def _grows(diagnosis: Diagnosis) -> bool:
     return trend is not None and trend.grows and diagnosis.advice.kind != "none"
 
 
-def _grows_unlike_rounding(diagnosis: Diagnosis) -> bool:
-    """Whether the first cause is rounding, and the size grows."""
-    return bool(diagnosis.causes) and diagnosis.causes[0].name == "precision" and _grows(diagnosis)
-
-
 def _few_bits_fit(diagnosis: Diagnosis) -> bool:
     """Whether number formats may be the cause: nothing is to be mended, or rounding is at least as good as close."""
     if diagnosis.advice.kind in ("none", "ask"):
         return True
-    sure = {one.name: one.sure for one in diagnosis.causes if not _is_fault(one)}
+    sure = {one.name: one.sure for one in diagnosis.causes if not one.words.fault}
     is_close = bool(sure) and sure.get("precision", 0.0) >= CLOSE * max(sure.values())
     return is_close and not _is_wrong(diagnosis) and not _grows(diagnosis)
-
-
-def _remaining(diagnosis: Diagnosis) -> tuple[str, ...]:
-    """What a log alone cannot tell apart, where it looks like rounding and is larger than 16 bits give."""
-    causes, signals = diagnosis.causes, diagnosis.measured.signals
-    if not causes or causes[0].name != "precision" or not beyond_sixteen_bits(signals):
-        return ()
-    words = "weights or a cache of 8 or 4 bits; or another beginning or end of the prompt; or a mistake inside a model"
-    return (f"It is larger than 16 bits gave. A log alone cannot tell which it is: {words}.",)
 
 
 def cause_sentence(causes: Sequence[Cause], mismatched: int | None = None) -> str:
@@ -169,7 +160,7 @@ def cause_sentence(causes: Sequence[Cause], mismatched: int | None = None) -> st
     if not causes:
         few = f"No cause can be told from {count(mismatched, 'token')}." if mismatched else ""
         return few or "No mismatch that needs a cause."
-    faults = [one for one in causes if _is_fault(one)]
+    faults = [one for one in causes if one.words.fault]
     if len(causes) > 1 and faults:  # a fault of the log is beside a cause of the mismatch, not in its place
         rest = [one for one in causes if one not in faults]
         also = ", ".join(_named(one) for one in (faults if rest else faults[1:]))
@@ -182,15 +173,11 @@ def cause_sentence(causes: Sequence[Cause], mismatched: int | None = None) -> st
     if first.name == "unknown":
         return f"No known cause fits ({first.sure:.0%} sure)."
     if first.sure >= CERTAIN:
-        return f"Cause, {first.sure:.0%} sure: {cause_words()[first.name].title}."
+        return f"Cause, {first.sure:.0%} sure: {first.title}."
     if first.sure >= LEAST_SURE:
-        return f"Probable cause, {first.sure:.0%} sure: {cause_words()[first.name].title}."
+        return f"Probable cause, {first.sure:.0%} sure: {first.title}."
     return f"No cause is sure; the most probable one: {_named(first)}."
 
 
-def _is_fault(cause: Cause) -> bool:
-    return cause.name != "unknown" and cause_words()[cause.name].fault
-
-
 def _named(cause: Cause) -> str:
-    return f"{cause_words()[cause.name].title} ({cause.sure:.0%})"
+    return f"{cause.title} ({cause.sure:.0%})"

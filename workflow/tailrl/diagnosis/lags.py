@@ -11,22 +11,15 @@ whose bins are 1 % wide. So memory does not grow with the log.
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tailrl.artifacts.metrics import FloatArray
-from tailrl.diagnosis.log import IntArray, Log
-from tailrl.diagnosis.measure import LOGPROB_ROUNDING
+from tailrl.diagnosis.log import IntArray, Log, sound
 from tailrl.stats.verl import bounded_ratio
 
-BEYOND = (0.5, 1.0, 2.0)
-"""Nats: the tails are the shares of tokens with a larger |ℓ|."""
-
-SINGLE_LAGS = 8
-"""Lags up to here have a row each; larger ones share rows, 9 to 16, 17 to 32 and so on."""
-
+BEYOND = (0.5, 1.0, 2.0)  # nats: the tails are the shares of tokens with a larger |ℓ|
+SINGLE_LAGS = 8  # lags up to here have a row each; larger ones share rows, 9 to 16, 17 to 32 and so on
 LOWEST, HIGHEST, BINS = -9.0, 3.0, 2764
 """Of log10 |ℓ|: the ends and the number of its bins, each 1 % wide. A smaller |ℓ| counts as 0."""
 
@@ -109,6 +102,16 @@ class Sizes:
         return _quantile(self.counts[BINS:] + np.append(0, self.counts[:BINS][::-1]), share, 0)
 
     @property
+    def mean_abs(self) -> float:
+        """The mean of |ℓ|, nats; NaN without tokens."""
+        return self.size / self.tokens if self.tokens else math.nan
+
+    @property
+    def p99_abs(self) -> float:
+        """The 99 % quantile of |ℓ|, nats, to 1 % of its value; NaN without tokens."""
+        return self.quantile(0.99)
+
+    @property
     def median(self) -> float:
         """The median of ℓ, nats, to 1 % of its value; NaN without tokens."""
         return _quantile(self.counts, 0.5, BINS)
@@ -138,60 +141,12 @@ def _quantile(counts: IntArray, share: float, zero: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class SizeRow:
-    """A row of either table; sizes in nats, shares and effective sample sizes from 0 to 1.
-
-    Attributes:
-        name: the lag or the depth, or the range of it. least, most: its ends; `most` of the last depth is infinite.
-        responses: how many; None in the table by depth, and so is `ess_responses`.
-        mean, median: of ℓ. mean_abs, median_abs, p99_abs, largest: of |ℓ|.
-        beyond: the share of tokens with |ℓ| beyond each of BEYOND.
-        ess, ess_responses: effective sample size of the ratios of tokens and of whole responses.
-    """
+    """A row of either table: the lag or the depth, or the range of it, its ends (of the last depth ∞), and the sums."""
 
     name: str
     least: float
     most: float
-    responses: int | None
-    tokens: int
-    mean: float
-    median: float
-    mean_abs: float
-    median_abs: float
-    p99_abs: float
-    largest: float
-    beyond: tuple[float, ...]
-    ess: float
-    ess_responses: float | None
-
-
-def _row(name: str, ends: tuple[float, float], sizes: Sizes, by_response: bool) -> SizeRow:
-    return SizeRow(
-        name=name,
-        least=ends[0],
-        most=ends[1],
-        responses=sizes.responses if by_response else None,
-        tokens=sizes.tokens,
-        mean=sizes.total / sizes.tokens,
-        median=sizes.median,
-        mean_abs=sizes.size / sizes.tokens,
-        median_abs=sizes.quantile(0.5),
-        p99_abs=sizes.quantile(0.99),
-        largest=sizes.largest,
-        beyond=tuple(float(count) / sizes.tokens for count in sizes.beyond),
-        ess=sizes.ess,
-        ess_responses=sizes.ess_responses if by_response else None,
-    )
-
-
-def sound_tokens(log: Log) -> NDArray[np.bool_]:
-    """Which tokens of a log have two log-probs: finite, and not above 0."""
-    sound_T: NDArray[np.bool_] = (
-        np.isfinite(log.trainer_T)
-        & np.isfinite(log.sampler_T)
-        & (log.trainer_T <= LOGPROB_ROUNDING)
-        & (log.sampler_T <= LOGPROB_ROUNDING)
-    )
-    return sound_T
+    sizes: Sizes
 
 
 @dataclass
@@ -208,7 +163,7 @@ class LagsAndDepths:
 
     def add(self, log: Log) -> None:
         """Adds a part of a log; tokens without two log-probs are left out."""
-        sound_T = sound_tokens(log)
+        sound_T = sound(log)
         delta_T = np.minimum(log.trainer_T[sound_T], 0.0) - np.minimum(log.sampler_T[sound_T], 0.0)
         sequence_T = log.sequence_T[sound_T]
         count = len(log.start_S)
@@ -225,18 +180,22 @@ class LagsAndDepths:
 
     def lags(self) -> tuple[SizeRow, ...]:
         """The table by lag, the smallest first; empty where no response has a step and a version."""
-        known = {row: sizes for row, sizes in self.by_lag.items() if row != UNKNOWN_ROW}
-        rows = [_row(_lag_name(row), _lag_ends(row), sizes, True) for row, sizes in sorted(known.items())]
+        rows = []
+        for row, sizes in sorted(self.by_lag.items()):
+            if row != UNKNOWN_ROW:
+                least, most = _lag_ends(row)
+                rows.append(SizeRow(AHEAD if row == AHEAD_ROW else _range(least, most), least, most, sizes))
         if rows and UNKNOWN_ROW in self.by_lag:
-            rows.append(_row(UNKNOWN, (math.nan, math.nan), self.by_lag[UNKNOWN_ROW], True))
+            rows.append(SizeRow(UNKNOWN, math.nan, math.nan, self.by_lag[UNKNOWN_ROW]))
         return tuple(rows)
 
     def depths(self) -> tuple[SizeRow, ...]:
         """The table by depth, the first tokens first."""
-        return tuple(
-            _row(_range(*_depth_ends(power)), _depth_ends(power), sizes, False)
-            for power, sizes in sorted(self.by_depth.items())
-        )
+        rows = []
+        for power, sizes in sorted(self.by_depth.items()):
+            least, most = (2.0 ** (power - 1) + 1, 2.0**power) if power else (1.0, 1.0)
+            rows.append(SizeRow(_range(least, most), least, most, sizes))
+        return tuple(rows)
 
 
 AHEAD_ROW, UNKNOWN_ROW = -1, -2
@@ -260,14 +219,6 @@ def _lag_ends(row: int) -> tuple[float, float]:
     return last / 2 + 1, last
 
 
-def _lag_name(row: int) -> str:
-    return AHEAD if row == AHEAD_ROW else _range(*_lag_ends(row))
-
-
-def _depth_ends(power: int) -> tuple[float, float]:
-    return (2.0 ** (power - 1) + 1, 2.0**power) if power else (1.0, 1.0)
-
-
 def _range(least: float, most: float) -> str:
     return f"{least:,.0f}" if least == most else f"{least:,.0f} to {most:,.0f}"
 
@@ -277,8 +228,8 @@ def lag_words(rows: Iterable[SizeRow]) -> str:
     known = [row for row in rows if math.isfinite(row.most)]
     if not known:
         return ""
-    floor = next((row for row in known if row.name == "0"), None)
-    later = [row for row in known if row.least > 0]
+    floor = next((row.sizes for row in known if row.name == "0"), None)
+    later = [row.sizes for row in known if row.least > 0]
     says = []
     if floor:
         says.append(
@@ -287,19 +238,11 @@ def lag_words(rows: Iterable[SizeRow]) -> str:
     else:
         says.append("No response has lag 0, so the engine's floor is not known apart from staleness.")
     if later:
-        tokens = sum(row.tokens for row in later)
-        mean = sum(row.tokens * row.mean_abs for row in later) / tokens
+        tokens = sum(sizes.tokens for sizes in later)
+        mean = sum(sizes.tokens * sizes.mean_abs for sizes in later) / tokens
         says.append(f"At larger lags it is {mean:.3g} nats.")
         if floor:
             says.append(f"So staleness adds {max(0.0, mean - floor.mean_abs):.3g}.")
     if any(row.name == AHEAD for row in known):
         says.append("Some responses have weights of after their step, which cannot be: check how both are counted.")
     return " ".join(says)
-
-
-def as_json(row: SizeRow) -> dict[str, Any]:
-    """A row as plain values; null for what is not finite."""
-    plain = {name: getattr(row, name) for name in SizeRow.__slots__}
-    beyond = {f"beyond_{nats:g}": share for nats, share in zip(BEYOND, plain.pop("beyond"), strict=True)}
-    finite = {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in plain.items()}
-    return finite | beyond

@@ -11,6 +11,7 @@ from tailrl.artifacts.metrics import FloatArray
 
 IntArray = NDArray[np.int64]
 
+LOGPROB_ROUNDING = 1e-5  # nats above 0 that rounding may give a log-prob
 SIDES = ("sampler", "trainer")  # as columns of log-probs are called
 
 OPTIONAL_NUMBERS = (
@@ -125,6 +126,26 @@ class Log:
         return frozenset(found)
 
 
+def spans(log: Log) -> list[slice]:
+    """Each sequence's tokens."""
+    ends = [*log.start_S[1:].tolist(), len(log.sequence_T)]
+    return [slice(begin, end) for begin, end in zip(log.start_S.tolist(), ends, strict=True)]
+
+
+def from_end(log: Log) -> IntArray:
+    """Each token's place from its response's end, from 0."""
+    last_S = np.zeros(len(log.start_S), np.int64)
+    np.maximum.at(last_S, log.sequence_T, log.position_T)
+    found: IntArray = last_S[log.sequence_T] - log.position_T
+    return found
+
+
+def sound(log: Log) -> NDArray[np.bool_]:
+    """Which tokens have two log-probs: finite, and not above 0."""
+    both_T: NDArray[np.bool_] = np.isfinite(log.trainer_T) & np.isfinite(log.sampler_T)
+    return both_T & (log.trainer_T <= LOGPROB_ROUNDING) & (log.sampler_T <= LOGPROB_ROUNDING)
+
+
 def seen_before(token_T: IntArray) -> NDArray[np.bool_]:
     """Whether each id stands earlier in the row."""
     _, first_U, place_T = np.unique(token_T, return_index=True, return_inverse=True)
@@ -147,22 +168,17 @@ def pack(rows: Sequence[LoggedRow]) -> Log:
         found: NDArray[Any] = np.concatenate(parts).astype(dtype)
         return found
 
-    def each(name: str) -> FloatArray:
-        return np.array([getattr(row, name) for row in rows], np.float64)
-
+    of_rows = {
+        f"{name}_S": np.array([getattr(row, name) for row in rows], np.float64)
+        for name in ("step", "version", "reward", "prompt")
+    }
     return Log(
         start_S=start_S,
         sequence_T=np.repeat(np.arange(len(rows)), lengths_S),
         position_T=np.arange(lengths_S.sum()) - np.repeat(start_S, lengths_S),
-        sampler_T=tokens("sampler_T", np.nan, np.float64),
-        trainer_T=tokens("trainer_T", np.nan, np.float64),
         token_T=tokens("token_T", -1, np.int64),
-        **{f"{name}_T": tokens(f"{name}_T", np.nan, np.float64) for name in OPTIONAL_NUMBERS},
-        seen_T=tokens("seen_T", np.nan, np.float64),
-        step_S=each("step"),
-        version_S=each("version"),
-        reward_S=each("reward"),
-        prompt_S=each("prompt"),
+        **{f"{name}_T": tokens(f"{name}_T", np.nan, np.float64) for name in (*SIDES, *OPTIONAL_NUMBERS, "seen")},
+        **of_rows,
         text_S=tuple(row.text for row in rows),
         labels_S=tuple(row.labels for row in rows),
         whole_S=tuple(row.whole_T for row in rows),

@@ -5,25 +5,28 @@ are counted and left out. Memory grows with the sequences, not with their tokens
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tailrl.artifacts.metrics import FloatArray
-from tailrl.diagnosis.log import IntArray, Log
-from tailrl.diagnosis.signals import Signals
-from tailrl.diagnosis.signature import SignatureSums
+from tailrl.diagnosis.log import LOGPROB_ROUNDING, IntArray, Log, sound
+from tailrl.diagnosis.signals import LOGIT_EDGE, Signals, log_odds
 from tailrl.objective.kl_estimates import k2, k3
 from tailrl.stats.intervals import Interval, mean_interval, ratio_interval
 from tailrl.stats.verl import bounded_ratio, truncated_ratio
 
-LOGPROB_ROUNDING = 1e-5
-"""Nats above 0 that rounding may give a log-prob."""
-
 NATS_EDGES = (0.0, 1e-4, 1e-3, 1e-2, 0.1, 0.3, 1.0, 2.0, 3.0, 5.0, 7.0, 10.0, np.inf)
-"""Of −log π_train, nats: the bins of the signature."""
+"""Of −log π_train, nats: the bins' ends."""
+
+POSITION_EDGES = (0, *(2**power for power in range(21)), np.inf)
+"""Of a token's place in its response: the bins' ends; the last bin holds all later tokens."""
+
+LOGIT_CELLS = 40
+"""The joint picture goes from −LOGIT_EDGE to LOGIT_EDGE in log-odds, and has as many cells on each side."""
 
 SEQUENCE_GROUPS = 32
 """Groups of sequences that a binned quantity is kept for: its error comes from how much they differ."""
@@ -79,8 +82,9 @@ class Measured:
         sums_S: for each statistic of TOKEN its sum over each sequence's tokens; `tokens`: their number.
         extremes: the largest and least values over all tokens.
         floor: the same of the trainer against itself, over tokens that it scored a second time; None: not logged.
-        signature: over positions and over both probabilities.
-        bins: for the signature, (SEQUENCE_GROUPS, bins): tokens, Σ|ℓ|, Σℓ, Σℓ², Σ(1 − π_train).
+        bins: by −log π_train, (SEQUENCE_GROUPS, bins): tokens, Σ|ℓ|, Σℓ, Σ(1 − π_train).
+        positions: by the place in the response, (SEQUENCE_GROUPS, bins): tokens, Σ|ℓ|.
+        joint: (LOGIT_CELLS, LOGIT_CELLS), numbers of tokens: rows by the trainer's log-odds, columns by the sampler's.
         signals: what tells causes apart.
     """
 
@@ -92,8 +96,9 @@ class Measured:
     parts: dict[str, list[FloatArray]] = field(default_factory=dict)
     extremes: dict[str, float] = field(default_factory=dict)
     bins: dict[str, FloatArray] = field(default_factory=dict)
+    positions: dict[str, FloatArray] = field(default_factory=dict)
+    joint: FloatArray = field(default_factory=lambda: np.zeros((LOGIT_CELLS, LOGIT_CELLS)))
     floor: "Measured | None" = None
-    signature: SignatureSums = field(default_factory=lambda: SignatureSums(SEQUENCE_GROUPS))
     signals: Signals = field(default_factory=Signals)
     sequences: int = 0
 
@@ -101,7 +106,11 @@ class Measured:
     def add(self, title: str, log: Log) -> None:
         """Adds a part of a log."""
         trainer_T, sampler_T = log.trainer_T, log.sampler_T
-        sound_T = self._odd(trainer_T, sampler_T)
+        for side, values_T in (("trainer", trainer_T), ("sampler", sampler_T)):
+            self.odd[f"{side}'s NaN"] += int(np.isnan(values_T).sum())
+            self.odd[f"{side}'s -inf"] += int(np.isneginf(values_T).sum())
+            self.odd[f"{side}'s above 0"] += int((values_T > LOGPROB_ROUNDING).sum())
+        sound_T = sound(log)
         self.signals.add(log, sound_T)
         trainer_T, sampler_T, sequence_T = trainer_T[sound_T], sampler_T[sound_T], log.sequence_T[sound_T]
         trainer_T, sampler_T = np.minimum(trainer_T, 0.0), np.minimum(sampler_T, 0.0)
@@ -117,8 +126,14 @@ class Measured:
             self.parts.setdefault(name, []).append(getattr(log, f"{name}_S"))
         self._extremes(trainer_T, sampler_T)
         group_T = (sequence_T + self.sequences) % SEQUENCE_GROUPS
-        self._bins(trainer_T, sampler_T, group_T)
-        self.signature.add(trainer_T, sampler_T, log.position_T[sound_T], group_T)
+        delta_T = trainer_T - sampler_T
+        sizes = {"tokens": np.ones(len(delta_T)), "size": np.abs(delta_T)}
+        _add_binned(self.positions, log.position_T[sound_T], POSITION_EDGES, group_T, sizes)
+        _add_binned(
+            self.bins, -trainer_T, NATS_EDGES, group_T, sizes | {"signed": delta_T, "rest": -np.expm1(trainer_T)}
+        )
+        row_T, column_T = _cell(trainer_T), _cell(sampler_T)
+        self.joint += np.bincount(row_T * LOGIT_CELLS + column_T, minlength=LOGIT_CELLS**2).reshape(self.joint.shape)
         self.titles[title] += count
         self.frameworks.update(labels["framework"] for labels in log.labels_S if "framework" in labels)
         self.has |= log.has()
@@ -128,19 +143,6 @@ class Measured:
             self.floor = self.floor or Measured()
             unknown_T = np.full(len(log.again_T), np.nan)
             self.floor.add(title, replace(log, sampler_T=log.again_T, again_T=unknown_T))
-
-    def _odd(self, trainer_T: FloatArray, sampler_T: FloatArray) -> Any:
-        """Which tokens have two log-probs; counts the others."""
-        sound_T = np.ones(len(trainer_T), bool)
-        for side, values_T in (("trainer", trainer_T), ("sampler", sampler_T)):
-            for name, bad_T in (
-                ("NaN", np.isnan(values_T)),
-                ("-inf", np.isneginf(values_T)),
-                ("above 0", values_T > LOGPROB_ROUNDING),
-            ):
-                self.odd[f"{side}'s {name}"] += int(bad_T.sum())
-                sound_T &= ~bad_T
-        return sound_T
 
     def _extremes(self, trainer_T: FloatArray, sampler_T: FloatArray) -> None:
         if not len(trainer_T):
@@ -155,21 +157,6 @@ class Measured:
             self.extremes[name] = max(value, self.extremes.get(name, value))
         least = float(np.exp(delta_T.min()))
         self.extremes["ratio_min"] = min(least, self.extremes.get("ratio_min", least))
-
-    def _bins(self, trainer_T: FloatArray, sampler_T: FloatArray, group_T: IntArray) -> None:
-        place_T = np.clip(np.searchsorted(NATS_EDGES, -trainer_T, side="right") - 1, 0, len(NATS_EDGES) - 2)
-        delta_T, cell_T = trainer_T - sampler_T, group_T * (len(NATS_EDGES) - 1) + place_T
-        shape = (SEQUENCE_GROUPS, len(NATS_EDGES) - 1)
-        values = {
-            "tokens": np.ones(len(trainer_T)),
-            "size": np.abs(delta_T),
-            "signed": delta_T,
-            "squared": delta_T**2,
-            "rest": -np.expm1(trainer_T),
-        }
-        for name, values_T in values.items():
-            found = np.bincount(cell_T, values_T, shape[0] * shape[1]).reshape(shape).astype(np.float64)
-            self.bins[name] = self.bins.get(name, 0.0) + found
 
     def column(self, name: str) -> FloatArray:
         """A sequence's sums (or its number), for all sequences, [S]."""
@@ -189,6 +176,26 @@ class Measured:
         """The mean over sequences with tokens of a function of their sums."""
         real_S = self.column("tokens") > 0
         return mean_interval(of(lambda name: self.column(name)[real_S]))
+
+
+def _add_binned(
+    sums: dict[str, FloatArray],
+    by_T: NDArray[Any],
+    edges: Sequence[float],
+    group_T: IntArray,
+    values: Mapping[str, FloatArray],
+) -> None:
+    """Adds values to the sums of their groups and bins; what lies outside the edges counts to the nearest bin."""
+    bins = len(edges) - 1
+    cell_T = group_T * bins + np.clip(np.searchsorted(edges, by_T, side="right") - 1, 0, bins - 1)
+    for name, values_T in values.items():
+        found = np.bincount(cell_T, values_T, SEQUENCE_GROUPS * bins).reshape(SEQUENCE_GROUPS, bins)
+        sums[name] = sums.get(name, 0.0) + found.astype(np.float64)
+
+
+def _cell(logp_T: FloatArray) -> IntArray:
+    place_T = np.floor((log_odds(logp_T) + LOGIT_EDGE) * LOGIT_CELLS / (2 * LOGIT_EDGE)).astype(np.int64)
+    return np.minimum(place_T, LOGIT_CELLS - 1)
 
 
 def measure(parts: Iterable[tuple[str, Log]]) -> Measured:

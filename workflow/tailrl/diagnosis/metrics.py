@@ -66,6 +66,11 @@ class Named:
     value: Interval
     rules: tuple[Rule, ...]
 
+    @property
+    def judged(self) -> list[tuple[Rule, bool]]:
+        """Each rule with whether the value is within it; none without a value."""
+        return [] if math.isnan(self.value.mean) else [(rule, rule.holds(self.value.mean)) for rule in self.rules]
+
 
 @cache
 def frameworks() -> dict[str, dict[str, Known]]:

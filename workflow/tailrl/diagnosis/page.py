@@ -2,46 +2,26 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from tailrl.diagnosis.advice import SURE, Advice
-from tailrl.diagnosis.causes import cause_words
 from tailrl.diagnosis.charts import charts
 from tailrl.diagnosis.diagnosis import Diagnosis
 from tailrl.diagnosis.gate import Judgement
 from tailrl.diagnosis.headline import headline
 from tailrl.diagnosis.lags import BEYOND, lag_words
 from tailrl.diagnosis.measure import Measured
-from tailrl.diagnosis.metrics import Rule, named_metrics, quantity
-from tailrl.diagnosis.replay import Configured, catalogue, configuration
-from tailrl.diagnosis.sizes import number_name, sizes
+from tailrl.diagnosis.metrics import Named, named_metrics, quantity
+from tailrl.diagnosis.replay import catalogue, configuration
+from tailrl.diagnosis.sizes import sizes
 from tailrl.page_parts import TEMPLATES
 from tailrl.page_parts.explorer import explorer_data
 from tailrl.page_parts.markdown import markdown_html, markdown_tokens, prose
 from tailrl.page_parts.number_text import count, short
+from tailrl.runtime.data_files import yaml_beside
 from tailrl.runtime.templates import renderer
 from tailrl.stats.intervals import Interval
-
-OPTIONAL_COLUMNS = {
-    "token": ("token ids", "which tokens differ"),
-    "recomputed": ("the trainer's log-probs before the update (recomputed)", "rounding apart from stale weights"),
-    "advantage": ("advantages", "how much each remedy turns the gradient, and what DPPO masks"),
-    "again": ("the trainer's log-probs computed a second time", "the noise floor: the trainer against itself"),
-    "trainer_top": ("the trainer's largest log-prob at each position", "DVP's safe set of the trainer"),
-    "sampler_top": (
-        "the sampler's largest log-prob at each position",
-        "truncated sampling, and DVP's set of the sampler",
-    ),
-    "rank": ("ranks of the sampled tokens", "top-k sampling on one side"),
-    "trainer_set": ("sizes of the trainer's safe sets", "how many tokens the trainer keeps at each position"),
-    "sampler_set": ("sizes of the sampler's safe sets", "how many tokens the sampler keeps at each position"),
-    "step": ("training steps", "whether the mismatch grows"),
-    "version": ("versions of the sampler's weights", "stale weights"),
-    "reward": ("rewards", "whether solved responses differ"),
-    "text": ("texts", "what the worst responses say"),
-}
-"""The optional columns, in words, and what each would tell."""
 
 SUMMARY = {
     "abs_logp": "mean |Δ|, nats a token",
@@ -51,32 +31,14 @@ SUMMARY = {
 }
 """The numbers that the page begins with."""
 
-SOME_FRAMEWORKS = 2
-"""The terminal shows the lines of so many where the log's framework is not known."""
-
-MOST_CARDS = 3
-"""The page shows this many causes, and folds the others."""
+SOME_FRAMEWORKS = 2  # the terminal shows the lines of so many where the log's framework is not known
+MOST_CARDS = 3  # the page shows this many causes, and folds the others
 
 
-@dataclass(frozen=True, slots=True)
-class MetricRow:
-    """A framework's metric in the table: its value, the noise floor, and its rules of thumb with whether they hold."""
-
-    name: str
-    settings: str
-    value: str
-    floor: str
-    rules: tuple[tuple[str, str, str], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class HeadNumber:
-    """One of the numbers that the page begins with."""
-
-    name: str
-    value: str
-    interval: str
-    floor: str
+@cache
+def optional_columns() -> dict[str, list[str]]:
+    """The optional columns, in words, and what each would tell."""
+    return dict(yaml_beside(__file__, "optional_columns.yaml"))
 
 
 def blank(value: float) -> str:
@@ -89,7 +51,18 @@ def share(value: float) -> str:
     return f"{value:.2%}" if math.isfinite(value) else ""
 
 
-render = renderer((Path(__file__).parent / "templates", TEMPLATES), blank, count, number_name, prose, share, short)
+def cell(value: Interval) -> str:
+    """A value with its interval, three digits."""
+    return f"{value.mean:.3g}{ends(value)}"
+
+
+def ends(value: Interval) -> str:
+    """The ends of an interval, if there is one."""
+    known = not math.isnan(value.low) and value.low < value.high
+    return f" [{value.low:.3g}, {value.high:.3g}]" if known else ""
+
+
+render = renderer((Path(__file__).parent / "templates", TEMPLATES), blank, cell, count, ends, prose, share, short)
 
 
 def terminal_page(diagnosis: Diagnosis, out: Path | None = None, judgements: Sequence[Judgement] = ()) -> str:
@@ -129,60 +102,35 @@ def _remedy_words(advice: Advice) -> str:
     return catalogue().remedies[advice.name].title + (threshold if math.isfinite(advice.threshold) else "")
 
 
-def pasted(diagnosis: Diagnosis) -> tuple[Configured, ...]:
-    """The advised remedy's lines for a terminal: the framework's own, or those of some where it is not known."""
-    advice = diagnosis.advice
-    if advice.name is None:
-        return ()
-    lines = configuration(advice.name, advice.threshold, diagnosis.framework)
-    own = tuple(one for one in lines if one.framework == diagnosis.framework)
-    return own or lines[:SOME_FRAMEWORKS]
-
-
 def _values(diagnosis: Diagnosis) -> dict[str, object]:
     """What both pages say."""
     measured, advice = diagnosis.measured, diagnosis.advice
     titles = {name: remedy.title for name, remedy in catalogue().remedies.items()}
+    configured = configuration(advice.name, advice.threshold, diagnosis.framework) if advice.name else ()
+    of_framework = [one for one in configured if one.framework == diagnosis.framework]
     return {
+        "diagnosis": diagnosis,
         "measured": measured,
         "answer": headline(diagnosis),
-        "numbers": [_summary(measured, name) for name in SUMMARY],
+        "numbers": [(words, quantity(measured, name), _floor(measured, name)) for name, words in SUMMARY.items()],
         "odd": {name: number for name, number in measured.odd.items() if number},
-        "notes": diagnosis.notes,
-        "causes": [(cause, cause_words()[cause.name]) for cause in diagnosis.causes],
-        "elsewhere": [(cause, cause_words()[cause.name]) for cause in diagnosis.elsewhere],
-        "places": diagnosis.places,
-        "focus": diagnosis.focus,
         "remedies": [(one, catalogue().remedies[one.name]) for one in diagnosis.remedies],
         "titles": titles,
         "remedy_notes": sorted({f"{titles[one.name]}: {one.note}" for one in diagnosis.remedies if one.note}),
         "advice": advice,
         "probable": SURE,
         "not_replayed": "; ".join(one.words for one in catalogue().not_replayed),
-        "configured": configuration(advice.name, advice.threshold, diagnosis.framework) if advice.name else (),
-        "framework": diagnosis.framework,
+        "configured": configured,
+        "pasted": of_framework or configured[:SOME_FRAMEWORKS],
         "normal": [(row, cell(quantity(measured, row.of))) for row in sizes().normal] if measured.tokens else [],
         "bands": sizes().bands,
         "k3": quantity(measured, "k3").mean,
         "meanwhile_word": "Until then" if advice.kind == "fix" else "With",
-        "pasted": pasted(diagnosis),
         "remedy_words": _remedy_words(advice),
-        "lags": diagnosis.lags,
-        "depths": diagnosis.depths,
         "lag_words": lag_words(diagnosis.lags),
         "beyond": BEYOND,
-        "lacking": [words for name, words in OPTIONAL_COLUMNS.items() if name not in measured.has],
+        "lacking": [words for name, words in optional_columns().items() if name not in measured.has],
     }
-
-
-def cell(value: Interval) -> str:
-    """A value with its interval, three digits."""
-    return f"{value.mean:.3g}{_ends(value)}"
-
-
-def _ends(value: Interval) -> str:
-    known = not math.isnan(value.low) and value.low < value.high
-    return f" [{value.low:.3g}, {value.high:.3g}]" if known else ""
 
 
 def _floor(measured: Measured, name: str) -> str:
@@ -190,22 +138,9 @@ def _floor(measured: Measured, name: str) -> str:
     return f"{quantity(measured.floor, name).mean:.3g}" if measured.floor and measured.floor.tokens else ""
 
 
-def _summary(measured: Measured, name: str) -> HeadNumber:
-    value = quantity(measured, name)
-    return HeadNumber(SUMMARY[name], f"{value.mean:.3g}", _ends(value).strip(), _floor(measured, name))
-
-
-def _metrics(measured: Measured) -> dict[str, list[MetricRow]]:
-    """The rows of each framework."""
-    found: dict[str, list[MetricRow]] = {}
+def _metrics(measured: Measured) -> dict[str, list[tuple[Named, str]]]:
+    """Each framework's metrics with their noise floors."""
+    found: dict[str, list[tuple[Named, str]]] = {}
     for one in named_metrics(measured):
-        rules = () if math.isnan(one.value.mean) else tuple(_rule(rule, one.value.mean) for rule in one.rules)
-        found.setdefault(one.framework, []).append(
-            MetricRow(one.name, one.settings, cell(one.value), _floor(measured, one.of), rules)
-        )
+        found.setdefault(one.framework, []).append((one, _floor(measured, one.of)))
     return found
-
-
-def _rule(rule: Rule, value: float) -> tuple[str, str, str]:
-    """Whether a value is within a rule of thumb, the rule in words, and its source."""
-    return "within" if rule.holds(value) else "beyond", rule.sentence(), rule.source

@@ -11,11 +11,12 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console
+from rich.progress import Progress
 
 from tailrl.diagnosis.documents import rows_of_document
 from tailrl.diagnosis.folders import log_files, of_folder
@@ -62,12 +63,12 @@ def read_log(
     """
     left_out = LeftOut() if left_out is None else left_out
     files = log_files(paths, left_out)
-    copies = Copies() if len(files) > 1 else None
+    most_times = Counter[bytes]() if len(files) > 1 else None
     any_tokens = False
     for file in files:
         tokens = 0
         try:
-            for title, part in _read_file(file, seen, left_out, columns, copies):
+            for title, part in _read_file(file, seen, left_out, columns, most_times):
                 tokens += len(part.sampler_T)
                 any_tokens = True
                 yield title, part
@@ -84,16 +85,27 @@ def read_log(
         raise of_folder(paths, left_out)
 
 
+def read_with_progress(
+    paths: Sequence[Path], left_out: LeftOut | None = None, columns: Columns = None
+) -> Iterator[tuple[str, Log]]:
+    """The same as `read_log`, with a bar on stderr where that is a terminal."""
+    total = sum(file.stat().st_size for file in log_files(paths, LeftOut()) if file.exists())
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("reading", total=total)
+        yield from read_log(paths, lambda size: progress.advance(task, size), left_out, columns)
+
+
 def _read_file(
-    file: Path, seen: Seen, left_out: LeftOut, columns: Columns, copies: "Copies | None"
+    file: Path, seen: Seen, left_out: LeftOut, columns: Columns, most_times: Counter[bytes] | None
 ) -> Iterator[tuple[str, Log]]:
     tokens, size = 0, file.stat().st_size
     of_file = LeftOut()
-    if copies:
-        copies.begin(file)
     rows = in_limited_memory(_sequences_of(file, seen, of_file, columns), MEMORY, str(file))
+    if most_times is not None:
+        rows = _without_copies(rows, file, most_times, left_out)
     try:
-        for title, part in in_parts(copies.without(rows, left_out) if copies else rows, of_file):
+        for title, part in in_parts(rows, of_file):
             tokens += len(part.sampler_T)
             if tokens > max(TOKENS_OF_ANY_FILE, MOST_TOKENS_A_BYTE * size):
                 raise DataError(f"{file}: has more than {tokens:,} tokens in {size:,} bytes, as no log of a model has")
@@ -105,57 +117,44 @@ def _read_file(
         raise of_file.only_reason(file)
 
 
-@dataclass
-class Copies:
-    """Leaves out responses that an earlier file has too: the files of several ranks may hold the same ones."""
+def _without_copies(
+    rows: Iterable[tuple[str, LoggedRow]], file: Path, most_times: Counter[bytes], left_out: LeftOut
+) -> Iterator[tuple[str, LoggedRow]]:
+    """The rows of a file that no earlier one has; the others are counted. Files of several ranks may hold the same.
 
-    times: Counter[bytes] = field(default_factory=Counter)  # the most that one file has a response
-    in_file: Counter[bytes] = field(default_factory=Counter)
-    file: Path = Path()
-
-    def begin(self, file: Path) -> None:
-        """The rows of this file come next."""
-        self.file = file
-        self.in_file = Counter()
-
-    def without(self, rows: Iterable[tuple[str, LoggedRow]], left_out: LeftOut) -> Iterator[tuple[str, LoggedRow]]:
-        """The rows that no earlier file has; the others are counted."""
-        for title, row in rows:
-            self.in_file[row.digest] += 1
-            if self.in_file[row.digest] > self.times[row.digest]:
-                self.times[row.digest] = self.in_file[row.digest]
-                yield title, row
-            elif len(row.sampler_T):
-                left_out.copied[self.file] += 1
+    `most_times`: the most that one file has a response.
+    """
+    in_file = Counter[bytes]()
+    for title, row in rows:
+        in_file[row.digest] += 1
+        if in_file[row.digest] > most_times[row.digest]:
+            most_times[row.digest] = in_file[row.digest]
+            yield title, row
+        elif len(row.sampler_T):
+            left_out.copied[file] += 1
 
 
-def in_parts(rows: Iterable[tuple[str, LoggedRow]], left_out: LeftOut | None = None) -> Iterator[tuple[str, Log]]:
+def in_parts(rows: Iterable[tuple[str, LoggedRow]], left_out: LeftOut) -> Iterator[tuple[str, Log]]:
     """Sequences, each with the title of its format, as parts of about CHUNK tokens; empty ones are left out.
 
     A sequence of another format begins a new part. What was read before an error comes before it.
     """
     kept: list[LoggedRow] = []
     title, size = "", 0
-    iterator = iter(rows)
     failure: StudyError | None = None
-    while True:
-        try:
-            row_title, row = next(iterator)
-        except StopIteration:
-            break
-        except DamagedError as error:
-            failure = error
-            break
-        if not len(row.sampler_T):
-            if left_out is not None:
+    try:
+        for row_title, row in rows:
+            if not len(row.sampler_T):
                 left_out.empty += 1
-            continue
-        if kept and (row_title != title or size >= CHUNK or len(kept) >= SEQUENCES_A_PART):
-            yield title, pack(kept)
-            kept, size = [], 0
-        title = row_title
-        kept.append(row)
-        size += len(row.sampler_T)
+                continue
+            if kept and (row_title != title or size >= CHUNK or len(kept) >= SEQUENCES_A_PART):
+                yield title, pack(kept)
+                kept, size = [], 0
+            title = row_title
+            kept.append(row)
+            size += len(row.sampler_T)
+    except DamagedError as error:
+        failure = error
     if kept:
         yield title, pack(kept)
     if failure is not None:
@@ -320,22 +319,15 @@ def _parquet(content: Opened, file: Path, seen: Seen, columns: Columns) -> Itera
 
 
 def _arrow(content: Opened, file: Path, seen: Seen, columns: Columns) -> Iterator[GivenRow]:
-    """Arrow's file format, which Feather is too."""
+    """Arrow's file format, which Feather is too, and its streaming format, as the library datasets writes."""
     import pyarrow.ipc  # type: ignore[import-untyped]
 
-    with _arrow_errors(file), pyarrow.ipc.open_file(seekable(content, file, MOST_BYTES_WHOLE)) as reader:
+    is_stream = content.kind == "arrow_stream"
+    source = content.stream if is_stream else seekable(content, file, MOST_BYTES_WHOLE)
+    with _arrow_errors(file), (pyarrow.ipc.open_stream if is_stream else pyarrow.ipc.open_file)(source) as reader:
         wanted = _wanted_fields(reader.schema, file, columns)
-        batches = (reader.get_batch(number).select(wanted) for number in range(reader.num_record_batches))
-        yield from _rows_of_batches(_pieces(batches), file, seen)
-
-
-def _arrow_stream(content: Opened, file: Path, seen: Seen, columns: Columns) -> Iterator[GivenRow]:
-    """Arrow's streaming format, as the library datasets writes."""
-    import pyarrow.ipc
-
-    with _arrow_errors(file), pyarrow.ipc.open_stream(content.stream) as reader:
-        wanted = _wanted_fields(reader.schema, file, columns)
-        yield from _rows_of_batches(_pieces(batch.select(wanted) for batch in reader), file, seen)
+        batches = reader if is_stream else map(reader.get_batch, range(reader.num_record_batches))
+        yield from _rows_of_batches(_pieces(batch.select(wanted) for batch in batches), file, seen)
 
 
 @contextmanager
@@ -431,7 +423,7 @@ READERS: dict[str, Callable[[Opened, Path, Seen, Columns], Iterator[GivenRow]]] 
     "csv": _csv,
     "parquet": _parquet,
     "arrow": _arrow,
-    "arrow_stream": _arrow_stream,
+    "arrow_stream": _arrow,
     "npz": _npz,
     "torch": _torch,
 }  # by what a file holds

@@ -6,14 +6,13 @@ Within a version keys are only added. What is renamed, removed or means somethin
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import BeforeValidator, Field, TypeAdapter
 
 import tailrl
 from tailrl.artifacts.files import Record
-from tailrl.diagnosis.causes import Cause, cause_words
-from tailrl.diagnosis.change import Change, Difference
+from tailrl.diagnosis.change import Change
 from tailrl.diagnosis.change import verdict as change_verdict
 from tailrl.diagnosis.diagnosis import Diagnosis
 from tailrl.diagnosis.gate import WORDS, Judgement, exit_code
@@ -22,40 +21,51 @@ from tailrl.diagnosis.measure import TOKEN
 from tailrl.diagnosis.metrics import OTHERS, named_metrics, quantity
 from tailrl.diagnosis.replay import configuration
 from tailrl.diagnosis.sizes import band_of
-from tailrl.stats.intervals import Interval
 
 VERSION: Literal[1] = 1
 
 
-class NumberRecord(Record):
+def _finite(value: float | None) -> float | None:
+    """The number as JSON has it: None where it is not finite."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+Finite = Annotated[float | None, BeforeValidator(_finite)]
+
+
+class Part(Record, from_attributes=True):
+    """A part of an answer: made of an object's attributes of the same names."""
+
+
+class NumberRecord(Part):
     """A number with its interval at 95 % over responses; null: it has none, or is no finite number."""
 
-    mean: float | None
-    low: float | None = None
-    high: float | None = None
+    mean: Finite
+    low: Finite = None
+    high: Finite = None
 
 
-class RuleRecord(Record):
+class RuleRecord(Part):
     """A framework's own rule of thumb."""
 
     framework: str
     metric: str = Field(description="the framework's name of the number")
-    value: float | None
+    value: Finite
     rule: str
     source: str = Field(description="the framework's document")
     holds: bool
 
 
-class CauseRecord(Record):
+class CauseRecord(Part):
     """A cause."""
 
     name: str = Field(description="a key of diagnosis/causes.yaml")
     title: str
     sure: float = Field(description="the probability, from 0 to 1")
-    evidence: list[str]
+    evidence: tuple[str, ...]
 
 
-class FaultRecord(Record):
+class FaultRecord(Part):
     """What the log itself has wrong."""
 
     name: str = Field(description="a key of diagnosis/exact_checks.yaml")
@@ -63,7 +73,7 @@ class FaultRecord(Record):
     do: str
 
 
-class PlaceRecord(Record):
+class PlaceRecord(Part):
     """Where most of the mismatch is."""
 
     grouping: str = Field(description="a key of diagnosis/where.yaml")
@@ -73,7 +83,7 @@ class PlaceRecord(Record):
     look: str
 
 
-class LinesRecord(Record):
+class LinesRecord(Part):
     """What sets a remedy in a framework."""
 
     framework: str
@@ -81,7 +91,7 @@ class LinesRecord(Record):
     text: str
 
 
-class AdviceRecord(Record):
+class AdviceRecord(Part):
     """What to do."""
 
     kind: Literal["none", "ask", "fix", "remedy", "beyond"] = Field(
@@ -90,13 +100,13 @@ class AdviceRecord(Record):
     )
     do: str
     remedy: str | None = Field(description="a key of diagnosis/replay.yaml")
-    threshold: float | None
+    threshold: Finite
     gives: str = Field(description="what the remedy keeps and leaves")
     finding: str = Field(description="the page that the advice follows")
-    lines: list[LinesRecord]
+    lines: tuple[LinesRecord, ...]
 
 
-class GateRecord(Record):
+class GateRecord(Part):
     """A limit and whether the number is within it."""
 
     name: str
@@ -107,7 +117,7 @@ class GateRecord(Record):
     words: str
 
 
-class LogRecord(Record):
+class LogRecord(Part):
     """What a log of tokens says."""
 
     kind: Literal["log"] = "log"
@@ -120,10 +130,10 @@ class LogRecord(Record):
     tokens: int
     numbers: dict[str, NumberRecord] = Field(description="by our names, which `--max` and `--min` take")
     rules: list[RuleRecord]
-    faults: list[FaultRecord]
-    where: list[PlaceRecord]
-    causes: list[CauseRecord]
-    elsewhere: list[CauseRecord] = Field(description="outside the place whose causes are told apart")
+    faults: tuple[FaultRecord, ...]
+    where: tuple[PlaceRecord, ...]
+    causes: tuple[CauseRecord, ...]
+    elsewhere: tuple[CauseRecord, ...] = Field(description="outside the place whose causes are told apart")
     advice: AdviceRecord
     gate: list[GateRecord]
     exit_code: int = Field(description="0: within every limit, or no limit given; 1: beyond one; 2: cannot tell")
@@ -132,16 +142,16 @@ class LogRecord(Record):
     )
 
 
-class RunRecord(Record):
+class RunRecord(Part):
     """What the curves of a run say."""
 
     run: str
     metric: str
-    level: float | None = Field(description="the median of the last tenth of the steps")
-    k3: float | None = Field(description="the level as a k3 in nats, roughly where the metric is another number")
+    level: Finite = Field(description="the median of the last tenth of the steps")
+    k3: Finite = Field(description="the level as a k3 in nats, roughly where the metric is another number")
     shape: str = Field(description="a key of curves/shapes.yaml")
     factor: float = Field(description="by which the level changed")
-    since: float | None = Field(description="the step at which the change began")
+    since: Finite = Field(description="the step at which the change began")
     size: str | None
     verdict: str
     fits: list[str] = Field(description="causes that fit the shape")
@@ -149,7 +159,7 @@ class RunRecord(Record):
     rules_broken: list[str]
 
 
-class CurvesRecord(Record):
+class CurvesRecord(Part):
     """What the metrics of a run say, without tokens."""
 
     kind: Literal["curves"] = "curves"
@@ -161,7 +171,7 @@ class CurvesRecord(Record):
     exit_code: int
 
 
-class DifferenceRecord(Record):
+class DifferenceRecord(Part):
     """A mean before and after."""
 
     name: str
@@ -171,7 +181,7 @@ class DifferenceRecord(Record):
     verdict: Literal["smaller", "larger", "no detectable difference"]
 
 
-class ChangeRecord(Record):
+class ChangeRecord(Part):
     """Two logs, before and after a change. The gate judges the later one."""
 
     kind: Literal["change"] = "change"
@@ -179,8 +189,8 @@ class ChangeRecord(Record):
     tailrl: str
     verdict: str
     paired: int = Field(description="prompts that both logs have")
-    numbers: list[DifferenceRecord]
-    groups: list[DifferenceRecord]
+    numbers: tuple[DifferenceRecord, ...]
+    groups: tuple[DifferenceRecord, ...]
     before: LogRecord
     after: LogRecord
     gate: list[GateRecord]
@@ -206,103 +216,76 @@ def log_record(diagnosis: Diagnosis, judgements: Sequence[Judgement] = ()) -> Lo
     measured, advice = diagnosis.measured, diagnosis.advice
     k3 = quantity(measured, "k3").mean
     names = (*TOKEN, *OTHERS, *measured.extremes)
-    lines = configuration(advice.name, advice.threshold, diagnosis.framework) if advice.name else ()
-    return LogRecord(
-        tailrl=tailrl.__version__,
-        verdict=headline(diagnosis).verdict,
-        level="unknown" if math.isnan(k3) else band_of(k3).level,
-        framework=diagnosis.framework,
-        responses=measured.sequences,
-        tokens=measured.tokens,
-        numbers={name: number(quantity(measured, name)) for name in names},
-        rules=[
-            RuleRecord(
-                framework=one.framework,
-                metric=one.name,
-                value=finite(one.value.mean),
-                rule=rule.sentence(),
-                source=rule.source,
-                holds=rule.holds(one.value.mean),
-            )
-            for one in named_metrics(measured)
-            for rule in one.rules
-            if math.isfinite(one.value.mean)
-        ],
-        faults=[FaultRecord(name=one.name, says=one.says, do=one.do) for one in diagnosis.faults],
-        where=[
-            PlaceRecord(
-                grouping=one.grouping, words=one.words, share=number(one.share), tokens=one.tokens, look=one.look
-            )
-            for one in diagnosis.places
-        ],
-        causes=_causes(diagnosis.causes),
-        elsewhere=_causes(diagnosis.elsewhere),
-        advice=AdviceRecord(
-            kind=advice.kind,
-            do=advice.words,
-            remedy=advice.name,
-            threshold=finite(advice.threshold),
-            gives=advice.gives,
-            finding=advice.finding,
-            lines=[LinesRecord(framework=one.framework, version=one.version, text=one.text) for one in lines],
-        ),
-        gate=gate_records(judgements),
-        exit_code=exit_code(judgements),
+    return LogRecord.model_validate(
+        {
+            "tailrl": tailrl.__version__,
+            "verdict": headline(diagnosis).verdict,
+            "level": "unknown" if math.isnan(k3) else band_of(k3).level,
+            "framework": diagnosis.framework,
+            "responses": measured.sequences,
+            "tokens": measured.tokens,
+            "numbers": {name: quantity(measured, name) for name in names},
+            "rules": [
+                RuleRecord(
+                    framework=one.framework,
+                    metric=one.name,
+                    value=one.value.mean,
+                    rule=rule.sentence(),
+                    source=rule.source,
+                    holds=holds,
+                )
+                for one in named_metrics(measured)
+                for rule, holds in one.judged
+                if math.isfinite(one.value.mean)
+            ],
+            "faults": diagnosis.faults,
+            "where": diagnosis.places,
+            "causes": diagnosis.causes,
+            "elsewhere": diagnosis.elsewhere,
+            "advice": {
+                "kind": advice.kind,
+                "do": advice.words,
+                "remedy": advice.name,
+                "threshold": advice.threshold,
+                "gives": advice.gives,
+                "finding": advice.finding,
+                "lines": configuration(advice.name, advice.threshold, diagnosis.framework) if advice.name else (),
+            },
+            "gate": gate_records(judgements),
+            "exit_code": exit_code(judgements),
+        }
     )
 
 
 def change_record(change: Change, judgements: Sequence[Judgement] = ()) -> ChangeRecord:
     """Two logs as data."""
-    return ChangeRecord(
-        tailrl=tailrl.__version__,
-        verdict=change_verdict(change),
-        paired=change.paired,
-        numbers=[_difference(one) for one in change.numbers],
-        groups=[_difference(one) for one in change.groups],
-        before=log_record(change.before),
-        after=log_record(change.after),
-        gate=gate_records(judgements),
-        exit_code=exit_code(judgements),
+    return ChangeRecord.model_validate(
+        {
+            "tailrl": tailrl.__version__,
+            "verdict": change_verdict(change),
+            "paired": change.paired,
+            "numbers": change.numbers,
+            "groups": change.groups,
+            "before": log_record(change.before),
+            "after": log_record(change.after),
+            "gate": gate_records(judgements),
+            "exit_code": exit_code(judgements),
+        }
     )
 
 
 def gate_records(judgements: Iterable[Judgement]) -> list[GateRecord]:
     """Judgements as data."""
     return [
-        GateRecord(
-            name=one.limit.name,
-            side=one.limit.side,
-            limit=one.limit.value,
-            value=number(one.value),
-            verdict=WORDS[one.code],
-            words=one.words,
+        GateRecord.model_validate(
+            {
+                "name": one.limit.name,
+                "side": one.limit.side,
+                "limit": one.limit.value,
+                "value": one.value,
+                "verdict": WORDS[one.code],
+                "words": one.words,
+            }
         )
         for one in judgements
     ]
-
-
-def number(value: Interval) -> NumberRecord:
-    """A number as data."""
-    return NumberRecord(mean=finite(value.mean), low=finite(value.low), high=finite(value.high))
-
-
-def finite(value: float) -> float | None:
-    """The number as JSON has it: None where it is not finite."""
-    return value if math.isfinite(value) else None
-
-
-def _causes(causes: Iterable[Cause]) -> list[CauseRecord]:
-    return [
-        CauseRecord(name=one.name, title=cause_words()[one.name].title, sure=one.sure, evidence=list(one.evidence))
-        for one in causes
-    ]
-
-
-def _difference(one: Difference) -> DifferenceRecord:
-    return DifferenceRecord(
-        name=one.name,
-        before=number(one.before),
-        after=number(one.after),
-        change=number(one.change),
-        verdict=one.word,  # type: ignore[arg-type]
-    )

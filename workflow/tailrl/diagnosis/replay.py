@@ -15,22 +15,22 @@ import yaml
 from pydantic import Field
 
 from tailrl.artifacts.files import Record
+from tailrl.artifacts.metrics import FloatArray
 from tailrl.config.arm import Clip, Correction
 from tailrl.config.base import Kinds
 from tailrl.config.presets import presets
 from tailrl.config.vocabulary import MinP, Vocabulary
-from tailrl.diagnosis.log import Log
+from tailrl.diagnosis.log import IntArray, Log
 from tailrl.diagnosis.parts import part_of
-from tailrl.diagnosis.replay_sums import BASES, PartSums, add_sums, sound_tokens, weight_sums
-from tailrl.diagnosis.replay_weights import ReplaySettings, by_advantage, token_weights
+from tailrl.diagnosis.replay_weights import ReplaySettings, by_advantage, sound_tokens, token_weights
+from tailrl.objective.kl_estimates import k3
 from tailrl.runtime.data_files import yaml_beside
 
-NEEDS_ADVANTAGES = "needs advantages"
-"""The note of a remedy that judges by the advantage's sign, where none is logged."""
-
+NEEDS_ADVANTAGES = "needs advantages"  # the note of a remedy that judges by the advantage's sign, where none is logged
 PARTLY_JUDGED = "of the {share:.1%} of the tokens that have advantages"
 """The note of such a remedy where only some have one."""
 
+BASES = ("advantage", "reward")  # what the gradient's direction is taken with: the first that the log has
 P_TOP_UNKNOWN = "largest probabilities are not logged and taken for 1: an upper bound of what is dropped"
 
 
@@ -166,6 +166,72 @@ class Replayed:
     dropped_prob: float = math.nan
     kept_k3: float = math.nan
     note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PartSums:
+    """What the sums of every setting need of a part.
+
+    Attributes:
+        k3_T, prob_T: of the trainer against the sampler, and of the trainer.
+        sequence_T, first_T: each token's response; whether it is the first of it.
+        values: for each of BASES that some token has: a², a and 1, each 0 where there is none, [3, T].
+    """
+
+    k3_T: FloatArray
+    prob_T: FloatArray
+    sequence_T: IntArray
+    first_T: np.ndarray
+    values: dict[str, FloatArray]
+
+    @classmethod
+    def of(cls, tokens: Log) -> "PartSums":
+        """What is known of a part's `sound_tokens` before any setting."""
+        delta_T = tokens.recomputed_T - tokens.sampler_T
+        given = {"advantage": tokens.advantage_T, "reward": tokens.reward_S[tokens.sequence_T]}
+        values = {
+            name: np.stack([np.nan_to_num(a_T) ** 2, np.nan_to_num(a_T), ~np.isnan(a_T)]).astype(np.float64)
+            for name, a_T in given.items()
+            if not np.isnan(a_T).all()
+        }
+        first_T = np.diff(tokens.sequence_T, prepend=-1) != 0
+        return cls(k3(delta_T), np.exp(tokens.recomputed_T), tokens.sequence_T, first_T, values)
+
+
+def weight_sums(weight_T: FloatArray, known: PartSums) -> dict[str, float]:
+    """The sums that a row of the table needs, of one setting's weights on a part."""
+    kept_T = weight_T > 0
+    with np.errstate(over="ignore"):  # an effective sample size of 0 then, and no cosine
+        squared_T = weight_T**2
+    found: dict[str, float] = {
+        "tokens": len(weight_T),
+        "responses": int(np.count_nonzero(np.bincount(known.sequence_T[kept_T]))),
+        "kept": int(np.count_nonzero(kept_T)),
+        "weight": weight_T.sum(),
+        "squared": squared_T.sum(),
+        "largest": weight_T.max(),
+        "k3": known.k3_T[kept_T].sum(),
+        "prob": known.prob_T[kept_T].sum(),
+    }
+    for name, value_3T in known.values.items():
+        found[f"{name}_total"] = float(value_3T[1] @ known.first_T)
+        found[f"{name}_responses"] = float(value_3T[2] @ known.first_T)
+        for kind, by_T in (("weight", weight_T), ("squared", squared_T)):
+            summed_3 = value_3T @ by_T if np.isfinite(by_T).all() else _times(value_3T, by_T).sum(1)
+            found |= dict(zip((f"{name}_{kind}_{power}" for power in ("aa", "a", "1")), summed_3, strict=True))
+    return {name: float(value) for name, value in found.items()}
+
+
+def _times(value_3T: FloatArray, weight_T: FloatArray) -> FloatArray:
+    """Values times weights, where a zero wins over an infinity: a token without an advantage adds nothing."""
+    with np.errstate(invalid="ignore"):
+        return np.where(value_3T == 0, 0.0, value_3T * weight_T)
+
+
+def add_sums(sums: dict[str, float], more: dict[str, float]) -> None:
+    """Adds a part's sums; of the largest weight it keeps the larger."""
+    for name, value in more.items():
+        sums[name] = max(value, sums.get(name, value)) if name == "largest" else sums.get(name, 0.0) + value
 
 
 class Replay:

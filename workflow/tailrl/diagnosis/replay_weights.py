@@ -6,18 +6,20 @@ numbers. Where a loss is not linear in log π, its derivative is written out her
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.config.arm import LIMITED, Clip, Correction
 from tailrl.config.rejection import LOG_STATISTICS, Rejection
 from tailrl.config.vocabulary import Vocabulary
-from tailrl.diagnosis.log import Log
-from tailrl.diagnosis.replay_sums import BoolArray, moved
+from tailrl.diagnosis.log import Log, sound
+from tailrl.diagnosis.parts import part_of
 from tailrl.objective.kl_estimates import k1, k2, k3
 
+BoolArray = NDArray[np.bool_]
 ReplaySettings = Correction | Vocabulary | Clip
 
 SAPO_TEMPERATURES = (1.0, 1.05)
@@ -32,6 +34,25 @@ class TokenWeights:
 
     weight_T: FloatArray
     ratio_X: FloatArray | None = None
+
+
+def sound_tokens(log: Log) -> Log:
+    """The tokens with two sound log-probs, none above 0. `recomputed_T` is the trainer's from the update's begin: its
+    only one where no other is logged."""
+    begin_T = np.where(np.isnan(log.recomputed_T), log.trainer_T, log.recomputed_T)
+    tokens = part_of(replace(log, recomputed_T=begin_T), sound(log) & sound(replace(log, trainer_T=begin_T)))
+    begin_T = np.minimum(tokens.recomputed_T, 0.0)
+    return replace(
+        tokens,
+        sampler_T=np.minimum(tokens.sampler_T, 0.0),
+        trainer_T=tokens.trainer_T - (tokens.recomputed_T - begin_T),
+        recomputed_T=begin_T,
+    )
+
+
+def moved(tokens: Log) -> FloatArray:
+    """How far the trainer's log-probs moved since the update's begin, [T] nats, of `sound_tokens`."""
+    return tokens.trainer_T - tokens.recomputed_T
 
 
 def by_advantage(settings: ReplaySettings) -> bool:

@@ -14,26 +14,17 @@ import numpy as np
 
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.diagnosis.log import IntArray, Log
-from tailrl.diagnosis.signature import log_odds
 
-LAGS = (-2, -1, 0, 1, 2)
-"""Tokens by which the trainer's log-probs are moved against the sampler's."""
-
-LOG_TEMPERATURES = np.round(np.arange(-1.0, 1.01, 0.1), 1)
-"""ln of the sampler's temperature over the trainer's: a grid."""
-
+LAGS = (-2, -1, 0, 1, 2)  # tokens by which the trainer's log-probs are moved against the sampler's
+LOG_TEMPERATURES = np.round(np.arange(-1.0, 1.01, 0.1), 1)  # ln of the sampler's temperature over the trainer's: a grid
 REST_TOKENS = (1, 16, 64)
 """Other tokens that share the rest of the probability, in fits of a temperature: from peaked to flat states."""
 
 SIZE_EDGES = np.concatenate([[-np.inf], np.linspace(-9, 2, 111), [np.inf]])
 """Of log10 |x|: a histogram, which gives quantiles to a quarter of their size."""
 
-LEAST_REST = 1e-4
-"""1 − p̄ is taken for no less: below, float32 has few digits of it."""
-
-HEAD, RARE = -0.05, -3.0
-"""Nats: a token above HEAD is certain, one below RARE is rare."""
-
+LEAST_REST = 1e-4  # 1 − p̄ is taken for no less: below, float32 has few digits of it
+HEAD, RARE = -0.05, -3.0  # nats: a token above HEAD is certain, one below RARE is rare
 IMPROBABLE = -2.5
 """Nats: a token that one side is certain of and the other finds less probable than this has no log-prob of the one."""
 
@@ -44,17 +35,20 @@ PATTERNS = {"odds": 18, "token": 4096, "place": 64, "pair": 4096}
 """Groups of tokens, by their log-odds of p̄ (a nat wide), by their id (several share a group), by their place in the
 response (the last one holds all later ones), by their id and the id before it."""
 
-PAIR_FACTOR = 1031
-"""Of the id before a token, in its number of a pair: a prime, so that pairs spread over the groups."""
+PAIR_FACTOR = 1031  # of the id before a token, in its number of a pair: a prime, so that pairs spread over the groups
+EARLY, LATE = 4, 16  # tokens at a response's beginning; the place where its later part begins
+SHORTEST = 8  # tokens of a response that is asked for the place where its mismatch changes
+DEEPEST = 15.0  # nats: −log-probs of tokens that only one side is certain of are cut there
 
-EARLY, LATE = 4, 16
-"""Tokens at a response's beginning; the place where its later part begins."""
 
-SHORTEST = 8
-"""Tokens of a response that is asked for the place where its mismatch changes."""
+LOGIT_EDGE = 16.0  # log-odds are cut there
 
-DEEPEST = 15.0
-"""Nats: −log-probs of tokens that only one side is certain of are cut there."""
+
+def log_odds(logp_T: FloatArray) -> FloatArray:
+    """log(p / (1 − p)) from log p, within ±LOGIT_EDGE: noise on logits has the same size everywhere on this axis."""
+    with np.errstate(divide="ignore"):
+        found: FloatArray = np.clip(logp_T - np.log(-np.expm1(logp_T)), -LOGIT_EDGE, LOGIT_EDGE)
+    return found
 
 
 @dataclass
@@ -67,7 +61,6 @@ class Signals:
             which another lag fits at least four times better, and of those with 4 tokens or more.
         temperature: (2, REST_TOKENS, grid): Σ ℓ g and Σ g² of the ℓ that each ratio of temperatures would give.
         sizes: counts of SIZE_EDGES.
-        lowest: for either side the least log-prob, and how many tokens have exactly that.
         levels: for either side the tokens by −log-prob, in bins of LEVEL_WIDTH.
         edges: the least and largest ℓ.
         patterns: for each of PATTERNS, (2, groups): tokens, and Σx cut to 3 nats.

@@ -11,14 +11,6 @@ from tailrl.runtime.data_files import yaml_beside
 LEVELS = {"fine": "Not bad", "coarse": "Bad, unless weights or caches have few bits", "bad": "Bad"}
 """How bad a band is, in words that begin a sentence."""
 
-NAMES = {
-    "k1": "k1, nats",
-    "k3": "k3, nats",
-    "abs_logp": "mean |Δ|, nats",
-    "abs_prob": "mean difference of the probabilities",
-}
-"""The numbers of published values, in words."""
-
 
 class Band(Record, allow_inf_nan=True):
     """A range of sizes: those `below` this k3 in nats a token, and not below the band before."""
@@ -42,11 +34,17 @@ class Normal(Record):
     source: str
     healthy: bool = True
 
+    @property
+    def number(self) -> str:
+        """The quantity in words."""
+        return sizes().names[self.of]
+
 
 class Sizes(Record):
     """`sizes.yaml`."""
 
     bands: list[Band]
+    names: dict[str, str]
     normal: list[Normal]
 
 
@@ -68,8 +66,3 @@ def limits(band: Band) -> str:
     if band.below == math.inf:
         return f"from {short(low)} on"
     return f"below {short(band.below)}" if band.level == "fine" else f"{short(low)} to {short(band.below)}"
-
-
-def number_name(of: str) -> str:
-    """A quantity of a published value, in words."""
-    return NAMES[of]

@@ -11,8 +11,7 @@ from tailrl.diagnosis.features import FEATURES, quantile
 from tailrl.diagnosis.signals import Signals
 from tailrl.runtime.data_files import yaml_beside
 
-MOST_CUT = 3.0
-"""Standard deviations at which a number is cut before the model sees it."""
+MOST_CUT = 3.0  # standard deviations at which a number is cut before the model sees it
 
 
 class Sure(Record):

@@ -14,7 +14,7 @@ much:
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from tailrl.artifacts.files import Record
 from tailrl.artifacts.metrics import FloatArray
-from tailrl.diagnosis.log import IntArray, Log
+from tailrl.diagnosis.log import IntArray, Log, from_end
 from tailrl.objective.kl_estimates import k3
 from tailrl.runtime.data_files import yaml_beside
 from tailrl.stats.intervals import Interval, ratio_interval
@@ -151,13 +151,6 @@ def _amount(delta_T: FloatArray) -> FloatArray:
     return found
 
 
-def sound(log: Log) -> Bools:
-    """Which tokens have two log-probs."""
-    both_T = np.isfinite(log.trainer_T) & np.isfinite(log.sampler_T)
-    found: Bools = both_T & (log.trainer_T <= 1e-5) & (log.sampler_T <= 1e-5)
-    return found
-
-
 def find_places(log: Log) -> tuple[Place, ...]:
     """Where the mismatch is, the place with the fewest tokens first, and last those without a name of their own.
 
@@ -261,23 +254,20 @@ def _gap(amount_S: FloatArray, law_S: FloatArray, code_S: IntArray) -> float:
 def _within(tokens: _Tokens) -> Iterator[Place]:
     """First, last and later tokens of a response, and tokens that already occurred."""
     position_T = tokens.position_T
-    from_end_T = _from_end(tokens)
-    at_limit_T = (tokens.length_S == tokens.length_S.max())[tokens.sequence_T]
-    limit = _best_cut(tokens, [at_limit_T & (from_end_T < number) for number in FROM_THE_END])
-    if limit is not None and not at_limit_T.all():
-        chosen_T = at_limit_T & (from_end_T < FROM_THE_END[limit])
-        yield _place(tokens, "limit", chosen_T, False, n=FROM_THE_END[limit], of=int(tokens.length_S.max()))
-    last = _best_cut(tokens, [from_end_T < number for number in FROM_THE_END])
-    if last is not None:
-        yield _place(tokens, "last", from_end_T < FROM_THE_END[last], False, n=FROM_THE_END[last])
-    top = int(position_T.max())
-    cuts = np.unique(np.geomspace(1, top, MOST_CUTS).astype(np.int64)) if top else np.empty(0, np.int64)
-    begins = _best_cut(tokens, [position_T < cut for cut in cuts.tolist()])
-    if begins is not None:
-        yield _place(tokens, "first", position_T < cuts[begins], False, n=int(cuts[begins]))
-    later = _best_cut(tokens, [position_T >= cut for cut in cuts.tolist()])
-    if later is not None:
-        yield _place(tokens, "after", position_T >= cuts[later], False, n=int(cuts[later]))
+    from_end_T = from_end(tokens.log)
+    longest, top = int(tokens.length_S.max()), int(position_T.max())
+    at_limit_T = (tokens.length_S == longest)[tokens.sequence_T]
+    cuts = np.unique(np.geomspace(1, top, MOST_CUTS).astype(np.int64)).tolist() if top else []
+    parts: tuple[tuple[str, Sequence[int], Callable[[int], Bools]], ...] = (
+        ("limit", () if at_limit_T.all() else FROM_THE_END, lambda number: at_limit_T & (from_end_T < number)),
+        ("last", FROM_THE_END, lambda number: from_end_T < number),
+        ("first", cuts, lambda cut: position_T < cut),
+        ("after", cuts, lambda cut: position_T >= cut),
+    )
+    for grouping, numbers, part in parts:
+        best = _best_cut(tokens, [part(number) for number in numbers])
+        if best is not None:
+            yield _place(tokens, grouping, part(numbers[best]), False, n=numbers[best], of=longest)
     seen_T = tokens.log.seen_T
     if np.isfinite(seen_T).all():
         for name, chosen_T in (("seen", seen_T == 1), ("new", seen_T == 0)):
@@ -285,14 +275,6 @@ def _within(tokens: _Tokens) -> Iterator[Place]:
                 yield _place(tokens, name, chosen_T, False)
             elif name == "seen" and _sides_differ(tokens, chosen_T):
                 yield _place(tokens, "sides", chosen_T, False)
-
-
-def _from_end(tokens: _Tokens) -> IntArray:
-    """Each token's place from its response's end, from 0."""
-    last_S = np.zeros(tokens.responses, np.int64)
-    np.maximum.at(last_S, tokens.sequence_T, tokens.position_T)
-    found: IntArray = last_S[tokens.sequence_T] - tokens.position_T
-    return found
 
 
 def _best_cut(tokens: _Tokens, parts: list[Bools]) -> int | None:

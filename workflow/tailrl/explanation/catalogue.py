@@ -59,14 +59,6 @@ class Entry(Record):
     joint: bool = False
 
     @property
-    def reads_text(self) -> bool:
-        return self.reads in ("text", "template")
-
-    @property
-    def reads_template(self) -> bool:
-        return self.reads == "template"
-
-    @property
     def needs_forward(self) -> bool:
         """Whether the model must run once more to try it."""
         return self.kind in ("inputs", "model")
@@ -83,11 +75,8 @@ class Hypothesis:
     """
 
     name: str
-    entry: Entry
+    entry: Entry = field(compare=False)
     apply: Callable[..., Any] = field(compare=False)
-
-    def __hash__(self) -> int:
-        return hash(self.name)
 
 
 @dataclass(frozen=True)
@@ -96,9 +85,6 @@ class Choice:
 
     hypothesis: Hypothesis
     value: Value
-
-    def __hash__(self) -> int:
-        return hash((self.hypothesis.name, self.value))
 
     @property
     def words(self) -> str:

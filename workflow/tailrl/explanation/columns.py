@@ -72,17 +72,11 @@ def _without_padding(responses: Sequence[Response], ends: Sequence[int]) -> tupl
 
 
 def _cut(response: Response, stop: int) -> Response:
-    place_T = response.place_T[:stop] if response.place_T is not None else None
-    whole_T = response.whole_T[: int(place_T[-1]) + 1] if response.whole_T is not None and place_T is not None else None
-    token_T = response.token_T[:stop] if response.token_T is not None else None
-    return replace(
-        response,
-        sampler_T=response.sampler_T[:stop],
-        trainer_T=response.trainer_T[:stop],
-        token_T=token_T,
-        place_T=place_T,
-        whole_T=whole_T,
-    )
+    columns = {name: getattr(response, name) for name in ("sampler_T", "trainer_T", "token_T", "place_T")}
+    cut = {name: values_T[:stop] for name, values_T in columns.items() if values_T is not None}
+    if response.whole_T is not None and response.place_T is not None:
+        cut["whole_T"] = response.whole_T[: int(response.place_T[stop - 1]) + 1]
+    return replace(response, **cut)
 
 
 def _copied(responses: Sequence[Response]) -> Finding | None:

@@ -1,7 +1,7 @@
 """Explains a log: the referee, the search for each side, and the verdict."""
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +11,6 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from tailrl.artifacts.metrics import FloatArray
 from tailrl.diagnosis.diagnosis import Table
 from tailrl.diagnosis.log import SIDES, Log, LoggedRow, pack
 from tailrl.diagnosis.tables import read_table
@@ -38,7 +37,16 @@ from tailrl.explanation.search import (
     refitted,
     search,
 )
-from tailrl.explanation.sequences import Response, Scored, choose, read, require, scored, with_prompts
+from tailrl.explanation.sequences import (
+    LONGEST,
+    Response,
+    Scored,
+    by_what_they_tell,
+    read,
+    require,
+    scored,
+    with_prompts,
+)
 from tailrl.explanation.train_mode import TRAIN_MODE, left_on, probabilities
 from tailrl.runtime.errors import ConfigurationError, DataError, say
 
@@ -115,7 +123,7 @@ class Side:
 
     @property
     def limit(self) -> float:
-        return WITHIN_ROUNDING * max(self.rounding, LEAST_ROUNDING)
+        return _limit(self.rounding)
 
     @property
     def explained(self) -> float:
@@ -158,6 +166,11 @@ class Explanation:
     stable: bool = False
 
     @property
+    def sides(self) -> dict[str, Side]:
+        """Both, by their names."""
+        return {"sampler": self.sampler, "trainer": self.trainer}
+
+    @property
     def shared(self) -> World:
         """Changes that both sides have: settings of the run, or a log whose prompts are not those that were read."""
         return tuple(one for one in self.sampler.world if any(_same(one, other) for other in self.trainer.world))
@@ -165,7 +178,7 @@ class Explanation:
     def own(self, side: str) -> World:
         """Changes that one side has and the other has not."""
         other = self.trainer if side == "sampler" else self.sampler
-        return tuple(one for one in getattr(self, side).world if not any(_same(one, two) for two in other.world))
+        return tuple(one for one in self.sides[side].world if not any(_same(one, two) for two in other.world))
 
     @property
     def pinned_side(self) -> str:
@@ -175,7 +188,7 @@ class Explanation:
     @property
     def faults(self) -> tuple[str, ...]:
         """The sides with a cause of their own or a difference that nothing explains."""
-        return tuple(side for side in SIDES if self.own(side) or not getattr(self, side).is_explained)
+        return tuple(side for side in SIDES if self.own(side) or not self.sides[side].is_explained)
 
     @property
     def code(self) -> int:
@@ -185,11 +198,16 @@ class Explanation:
             return 1
         if any(one.is_fault for one in self.findings):
             return 1
-        return 0 if self.sampler.is_explained and self.trainer.is_explained else 2
+        return 0 if all(side.is_explained for side in self.sides.values()) else 2
 
     def named(self, side: str) -> World:
         """Changes that one side has and that explain it: none where most of the difference is left."""
-        return self.own(side) if getattr(self, side).is_explained else AS_IT_IS
+        return self.own(side) if self.sides[side].is_explained else AS_IT_IS
+
+
+def _limit(rounding: float) -> float:
+    """The mean difference up to which rounding explains a side, nats, where bfloat16's makes so much."""
+    return WITHIN_ROUNDING * max(rounding, LEAST_ROUNDING)
 
 
 def _same(one: Choice, other: Choice, within: float = 0.03) -> bool:
@@ -205,7 +223,7 @@ def _pinned(steps: Sequence[tuple[float, int, float, float]], rounding: float) -
     if len(steps) < 3:
         return ""
     far = {"sampler": np.array([one[2] for one in steps]), "trainer": np.array([one[3] for one in steps])}
-    limit = WITHIN_ROUNDING * max(rounding, LEAST_ROUNDING)
+    limit = _limit(rounding)
     for side, other in (SIDES, SIDES[::-1]):
         moves = far[other][-1] > 2 * far[other][0] and far[other][-1] > 2 * limit
         if (far[side] <= limit).all() and moves and np.corrcoef(np.arange(len(steps)), far[other])[0, 1] > 0.7:
@@ -282,7 +300,8 @@ def explain_parts(
         notes += more
         if not responses and prompts is not None:
             candidates = read_prompts(prompts, scorer.context.tokenizer)
-            few = _spread(log.responses, 2 * max(FEWEST_RESPONSES, tokens // 48))
+            few = by_what_they_tell(log.responses)[: 2 * max(FEWEST_RESPONSES, tokens // 48)]
+            few.sort(key=lambda one: one.number)
             responses, sentence = match(scorer, few, candidates, log.rows, bar.seen)
             notes.append(sentence)
         require(responses, model if not log.title else f"the log ({log.title})")
@@ -318,27 +337,11 @@ def explain_mismatch(title: str, rows: Sequence[LoggedRow], model: str) -> Expla
         bench = _Bench(scorer, with_prompts(log, scorer.context.tokenizer)[0], catalogue(), bar)
         sample = bench.sample(FIRST_TOKENS)
         apart = np.abs(sample.column("sampler") - sample.column("trainer")).mean()
-        if apart <= WITHIN_ROUNDING * max(
-            _rounding_of(sample, bench.tested, "bfloat16_logits")(AS_IT_IS), LEAST_ROUNDING
-        ):
+        if apart <= _limit(sample.rounding(AS_IT_IS, "bfloat16_logits")):
             return None
         say("recomputes the log under each hypothesis")
         answer = _explained(bench, [], TOKENS)
     return replace(answer, model=model, title=log.title, rows=log.rows)
-
-
-def _spread(responses: Sequence[Response], count: int) -> list[Response]:
-    order = choose_without_prompts(responses)
-    return sorted(order[:count], key=lambda one: one.number)
-
-
-def choose_without_prompts(responses: Sequence[Response]) -> list[Response]:
-    """Responses in the order of `choose`, which asks for ids with prompts."""
-    marked = {
-        one.number: replace(one, whole_T=np.zeros(1, np.int64), place_T=np.zeros(1, np.int64)) for one in responses
-    }
-    by_number = {one.number: one for one in responses}
-    return [by_number[one.number] for one in choose(list(marked.values()), len(responses))]
 
 
 class _Bench:
@@ -354,7 +357,8 @@ class _Bench:
         self.scorer, self.tested, self.bar = scorer, tested, bar
         self.parts: dict[Hashable, Laboratory] = {}
         self.by_number = {one.number: one for one in responses}
-        self.order = choose(responses, len(responses))
+        usable = [one for one in responses if one.whole_T is not None and len(one.whole_T) <= LONGEST]
+        self.order = by_what_they_tell(usable)
         # A bias raises the tokens that are sampled often: each has an entry in all rows.
         self.frequent = _frequent(responses)
         self.prompts = tuple(
@@ -368,7 +372,7 @@ class _Bench:
 
     def sample(self, tokens: int) -> Laboratory:
         """The first responses by what they may tell, with so many tokens; raises StudyError where there is none."""
-        chosen = _until(self.order, self.by_number, tokens)
+        chosen = _first(_distinct(self.order, self.by_number), tokens)
         if not chosen:
             raise DataError("the log has no response with finite log-probs of both sides")
         for part in self.parts.values():
@@ -385,9 +389,8 @@ class _Bench:
     def untried(self) -> dict[str, str]:
         """The hypotheses that cannot be tried, each with the reason."""
         context = self.scorer.context
-        found = {
-            one.name: one.entry.needs for one in self.tested if one.entry.needs and not _is_given(one, self.scorer)
-        }
+        given = {"--other FOLDER": context.others, "--adapter FOLDER": context.adapters}
+        found = {one.name: one.entry.needs for one in self.tested if one.entry.needs and not given[one.entry.needs]}
         if not any(probabilities(self.scorer.model)):
             found["train_mode"] = "the model has no dropout"
         if any(type(module).__name__.endswith("Router") for module in self.scorer.model.modules()):
@@ -395,9 +398,11 @@ class _Bench:
         else:
             found |= {one.name: "the model has no experts" for one in self.tested if one.entry.reads == "experts"}
         if context.tokenizer is None:
-            found |= {one.name: "the model's folder has no tokenizer" for one in self.tested if one.entry.reads_text}
+            texts = [one for one in self.tested if one.entry.reads in ("text", "template")]
+            found |= {one.name: "the model's folder has no tokenizer" for one in texts}
         elif context.template is None:
-            found |= {one.name: "the tokenizer has no chat template" for one in self.tested if one.entry.reads_template}
+            templates = [one for one in self.tested if one.entry.reads == "template"]
+            found |= {one.name: "the tokenizer has no chat template" for one in templates}
         return found
 
 
@@ -414,7 +419,7 @@ def _explained(bench: _Bench, findings: Sequence[Finding], tokens: int) -> Expla
         samples.append(later.tokens)
         stable = answer is not None and _agree(answer, later)
         answer = replace(later, stable=stable, samples=tuple(samples))
-        is_doubtful = later.code == 2 or later.sampler.is_doubtful or later.trainer.is_doubtful
+        is_doubtful = later.code == 2 or any(side.is_doubtful for side in later.sides.values())
         if size >= tokens or (stable and not is_doubtful):
             break
         size = min(2 * size, tokens)
@@ -427,7 +432,7 @@ def _agree(one: Explanation, two: Explanation) -> bool:
         return False
     if (one.code, one.pinned_side) != (two.code, two.pinned_side):
         return False
-    return all(_same_world(getattr(one, side).world, getattr(two, side).world) for side in SIDES)
+    return all(_same_world(one.sides[side].world, two.sides[side].world) for side in SIDES)
 
 
 def _same_world(one: World, two: World) -> bool:
@@ -439,18 +444,16 @@ def _of_sample(bench: _Bench, sample: Laboratory, findings: Sequence[Finding]) -
     untried = bench.untried()
     given = [one for one in bench.tested if one.name not in untried]
     tested = tuple(_expanded(given, sample, bench.frequent))
-    rounding = _rounding_of(sample, tested)
-    scale_T = _scale(sample, rounding)
     steps = _by_step(sample)
     found = list(findings)
     sides: dict[str, Side] = {}
     for side in SIDES:
-        place = _place(side, sample, rounding)
+        place = _place(side, sample)
         found += [place] if place else []
         if sides and np.array_equal(sample.column("sampler"), sample.column("trainer")):
             sides[side] = replace(sides["sampler"], side=side)  # a copy has the same answer
             continue
-        sides[side] = _explain_side(side, sample, rounding, scale_T, tested, bench.prompts, steps, bool(place))
+        sides[side] = _explain_side(side, sample, tested, bench.prompts, steps, bool(place))
         if not sides[side].is_explained and any(probabilities(bench.scorer.model)) and (noise := left_on(side, sample)):
             found.append(noise)
             sides[side] = replace(sides[side], world=AS_IT_IS, is_placed=True)
@@ -527,68 +530,27 @@ def _frequent(responses: Sequence[Response]) -> list[int]:
     return [token for token, _ in counted.most_common(BIASED_TOKENS)]
 
 
-def _is_given(hypothesis: Hypothesis, scorer: Scorer) -> bool:
-    return bool(
-        {"--other FOLDER": scorer.context.others, "--adapter FOLDER": scorer.context.adapters}[
-            hypothesis.entry.needs or ""
-        ]
-    )
-
-
-def _until(order: Sequence[Response], by_number: dict[int, Response], tokens: int) -> list[Scored]:
-    """The first responses of an order with so many tokens, and no fewer responses than are needed for an error.
+def _distinct(order: Iterable[Response], by_number: dict[int, Response]) -> Iterator[Scored]:
+    """The responses with finite numbers.
 
     The same tokens with the same numbers count once: again they tell nothing new, and would make the error smaller.
     """
-    found: list[Scored] = []
     seen: set[tuple[bytes, ...]] = set()
     for response in order:
         columns = (response.whole_T, response.sampler_T, response.trainer_T)
         content = tuple(np.asarray(column).tobytes() for column in columns)
-        if content in seen:
-            continue
+        if content not in seen and np.isfinite(response.sampler_T + response.trainer_T).any():
+            yield scored(response, by_number)
         seen.add(content)
-        one = scored(response, by_number) if np.isfinite(response.sampler_T + response.trainer_T).any() else None
-        if one is not None:
-            found.append(one)
-        if sum(len(one.position_T) for one in found) >= tokens and len(found) >= FEWEST_RESPONSES:
-            break
-    return found
-
-
-def _rounding_of(
-    laboratory: Laboratory, tested: Sequence[Hypothesis], value: str = "bfloat16"
-) -> Callable[[World], float]:
-    """What bfloat16 makes of a world's predictions: mean absolute difference, nats."""
-    choice = Choice(next(h for h in tested if h.name == "bfloat16"), value)
-
-    def rounding(world: World) -> float:
-        plain_T, rounded_T = laboratory.predicted(world), laboratory.predicted(ordered([*world, choice]))
-        if plain_T is None or rounded_T is None:
-            return 0.0
-        return float(np.nanmean(np.abs(plain_T - rounded_T)))
-
-    return rounding
-
-
-def _scale(laboratory: Laboratory, rounding: Callable[[World], float]) -> FloatArray:
-    """The size of rounding for each token, nats: nearly proportional to 1 minus its probability."""
-    logprob_T = laboratory.predicted(AS_IT_IS)
-    assert logprob_T is not None
-    rest_T = np.maximum(-np.expm1(logprob_T), 0.02)
-    scale_T: FloatArray = np.maximum(rounding(AS_IT_IS) / rest_T.mean() * rest_T, LEAST_SCALE)
-    return scale_T
 
 
 def _by_step(laboratory: Laboratory) -> tuple[tuple[float, int, float, float], ...]:
     """Of each logged step: responses and both sides' distance from the model."""
-    logprob_T = laboratory.predicted(AS_IT_IS)
-    assert logprob_T is not None
     step_S = np.array([one.response.step for one in laboratory.chosen])
     found = []
     for step in np.unique(step_S[np.isfinite(step_S)]):
         own_T = step_S[laboratory.sequence_T] == step
-        far = [float(np.mean(np.abs(laboratory.column(side) - logprob_T)[own_T])) for side in SIDES]
+        far = [float(np.mean(np.abs(laboratory.column(side) - laboratory.plain_logprobs)[own_T])) for side in SIDES]
         found.append((float(step), int((step_S == step).sum()), far[0], far[1]))
     return tuple(found)
 
@@ -596,48 +558,42 @@ def _by_step(laboratory: Laboratory) -> tuple[tuple[float, int, float, float], .
 def _explain_side(
     side: str,
     whole: Laboratory,
-    rounding: Callable[[World], float],
-    scale_T: FloatArray,
     tested: Sequence[Hypothesis],
     prompts: Sequence[tuple[int, ...]],
     steps: Sequence[Any],
     is_placed: bool,
 ) -> Side:
-    court = Court(whole, side, scale_T)
-    before, size = court.residual(AS_IT_IS), rounding(AS_IT_IS)
+    court = Court(whole, side)
+    before, size = court.residual(AS_IT_IS), whole.rounding(AS_IT_IS)
     if before <= max(SMALL * size, LEAST_SCALE) or is_placed or _pinned(steps, size):
-        largest = _rounding_of(whole, tested, "bfloat16_logits")(AS_IT_IS)
+        largest = whole.rounding(AS_IT_IS, "bfloat16_logits")
         is_rounded = before > max(EXACT * size, LEAST_SCALE) and not is_placed
         nearest = nearest_rounding(court, tested) if is_rounded else AS_IT_IS
         return Side(side, before, before, largest, AS_IT_IS, nearest, (), is_placed=is_placed)
     chosen, share = _bad_ones(whole, court, size)
-    small, tiny = (
-        whole.part(_first(chosen, SEARCHED_TOKENS)),
-        whole.part(_first(chosen, SCREENED_TOKENS, 2)),
-    )
-    screen = Court(tiny, side, _scale(tiny, _rounding_of(tiny, tested)))
-    small_court = Court(small, side, _scale(small, _rounding_of(small, tested)), screen)
-    found = search(small_court, tested, _rounding_of(small, tested))
+    small = whole.part(_first(chosen, SEARCHED_TOKENS))
+    screen = Court(whole.part(_first(chosen, SCREENED_TOKENS, 2)), side)
+    found = search(Court(small, side, screen=screen), tested)
     if share < 1:
         whole = whole.part(chosen)
-        court = Court(whole, side, _scale(whole, rounding_here := _rounding_of(whole, tested)))
-        rounding, before = rounding_here, court.residual(AS_IT_IS)
+        court = Court(whole, side)
+        before = court.residual(AS_IT_IS)
     left = court.residual(ordered([*found.world, *found.benign]))
-    if len(whole.sequence_T) > len(small.sequence_T) and left > WITHIN_ROUNDING * max(
-        rounding(found.world), LEAST_ROUNDING
-    ):
+    if len(whole.sequence_T) > len(small.sequence_T) and left > _limit(whole.rounding(found.world)):
         # More than rounding, and few tokens do not tell by what: all of them may.
-        found = search(Court(whole, side, court.scale_T, screen), tested, rounding)
-    if court.residual(ordered([*found.world, *found.benign])) > WITHIN_ROUNDING * max(
-        rounding(found.world), LEAST_ROUNDING
-    ):
-        other = _of_another_request(side, whole, _first(whole.chosen, SEARCHED_TOKENS), tested, prompts)
-        if other is not None and other.found.world and other.residual < court.residual(found.world):
-            court, found, rounding = other.court, other.found, other.rounding
-            whole, before = other.court.laboratory, court.residual(AS_IT_IS)
+        found = search(Court(whole, side, court.scale_T, screen), tested)
+    if court.residual(ordered([*found.world, *found.benign])) > _limit(whole.rounding(found.world)):
+        moved = _of_another_request(side, whole, prompts)
+        if moved is not None:
+            moved_court = Court(moved, side)
+            rest = [h for h in tested if h.name == "prompt_of_other" or h.entry.benign or not h.entry.needs_forward]
+            other = search(moved_court, rest)
+            if other.world and moved_court.residual(other.world) < court.residual(found.world):
+                whole, court, found = moved, moved_court, other
+                before = court.residual(AS_IT_IS)
     world, benign = _confirmed(court, found)
     coarse = AS_IT_IS
-    if court.residual(ordered([*world, *benign])) > ENOUGH * max(rounding(world), LEAST_ROUNDING):
+    if court.residual(ordered([*world, *benign])) > ENOUGH * max(whole.rounding(world), LEAST_ROUNDING):
         coarse = followed_format(court, screen, world, tested)
         world = ordered([*world, *coarse])
     named = {choice.hypothesis.name for choice in world}
@@ -648,55 +604,26 @@ def _explain_side(
         if not {choice.hypothesis.name for choice in one.world} <= named
     )[:5]
     after = min(court.residual(world), court.residual(ordered([*world, *benign])))
-    largest = _rounding_of(whole, tested, "bfloat16_logits")(world)
+    largest = whole.rounding(world, "bfloat16_logits")
     return Side(side, before, after, largest, world, benign, others, share, follows=bool(coarse))
 
 
-@dataclass(frozen=True)
-class _Other:
-    """What is found where responses may follow prompts of other requests."""
-
-    court: Court
-    found: Found
-    rounding: Callable[[World], float]
-
-    @property
-    def residual(self) -> float:
-        return self.court.residual(self.found.world)
+def _of_another_request(side: str, whole: Laboratory, prompts: Sequence[tuple[int, ...]]) -> Laboratory | None:
+    """The first responses, each with its best prompt among those of the log; None where its own is the best."""
+    chosen = sorted(_first(whole.chosen, SEARCHED_TOKENS), key=lambda one: -one.response.badness)
+    few = len(_first(chosen, SCREENED_TOKENS, 2))
+    moved = with_other_prompts(whole.scorer, chosen, side, prompts, few) if len(prompts) > 1 else []
+    return whole.part(moved) if moved else None
 
 
-def _of_another_request(
-    side: str,
-    whole: Laboratory,
-    chosen: Sequence[Scored],
-    tested: Sequence[Hypothesis],
-    prompts: Sequence[tuple[int, ...]],
-) -> _Other | None:
-    """The search with each response's best prompt among those of the log; None where its own is the best."""
-    worst_first = sorted(chosen, key=lambda one: -one.response.badness)
-    few = len(_first(worst_first, SCREENED_TOKENS, 2))
-    moved = with_other_prompts(whole.scorer, worst_first, side, prompts, few) if len(prompts) > 1 else []
-    if not moved:
-        return None
-    laboratory = whole.part(moved)
-    rounding = _rounding_of(laboratory, tested)
-    court = Court(laboratory, side, _scale(laboratory, rounding))
-    rest = [h for h in tested if h.name == "prompt_of_other" or h.entry.benign or not h.entry.needs_forward]
-    return _Other(court, search(court, rest, rounding), rounding)
-
-
-def _place(side: str, whole: Laboratory, rounding: Callable[[World], float]) -> Finding | None:
-    logprob_T = whole.predicted(AS_IT_IS)
-    assert logprob_T is not None
-    limit = WITHIN_ROUNDING * max(rounding(AS_IT_IS), LEAST_ROUNDING)
-    return at_an_end(side, whole.chosen, np.minimum(np.abs(whole.column(side) - logprob_T), 50), limit)
+def _place(side: str, whole: Laboratory) -> Finding | None:
+    far_T = np.minimum(np.abs(whole.column(side) - whole.plain_logprobs), 50)
+    return at_an_end(side, whole.chosen, far_T, _limit(whole.rounding(AS_IT_IS)))
 
 
 def _bad_ones(whole: Laboratory, court: Court, size: float) -> tuple[list[Scored], float]:
     """The responses that are far from the model, where others are near it, and their share; else all."""
-    logprob_T = whole.predicted(AS_IT_IS)
-    assert logprob_T is not None
-    far_T = np.minimum(np.abs(court.column_T - logprob_T), 5)
+    far_T = np.minimum(np.abs(court.column_T - whole.plain_logprobs), 5)
     far_S = np.bincount(whole.sequence_T, far_T) / np.bincount(whole.sequence_T)
     bad_S, good_S = far_S > BAD * max(size, LEAST_ROUNDING), far_S < GOOD * max(size, LEAST_ROUNDING)
     if bad_S.sum() < 3 or good_S.sum() < 3 or (bad_S | good_S).mean() < 0.8:
@@ -704,7 +631,8 @@ def _bad_ones(whole: Laboratory, court: Court, size: float) -> tuple[list[Scored
     return [one for one, bad in zip(whole.chosen, bad_S, strict=True) if bad], float(bad_S.mean())
 
 
-def _first(chosen: Sequence[Scored], tokens: int, fewest: int = FEWEST_RESPONSES) -> list[Scored]:
+def _first(chosen: Iterable[Scored], tokens: int, fewest: int = FEWEST_RESPONSES) -> list[Scored]:
+    """The first responses with so many tokens, and no fewer responses than are needed for an error."""
     found: list[Scored] = []
     for one in chosen:
         found.append(one)

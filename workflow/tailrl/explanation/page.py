@@ -15,13 +15,15 @@ from tailrl.page_parts.number_text import count
 
 def text(explanation: Explanation) -> str:
     """The explanation for a terminal."""
-    blocks = [_head(explanation), _verdict(explanation), _referee(explanation), _others(explanation)]
+    read = f"{explanation.title}: {count(explanation.rows, 'response')}."
+    head = "\n".join([read, _scored(explanation), *explanation.notes])
+    blocks = [head, "\n".join(verdict(explanation)), _referee(explanation), _others(explanation)]
     return "\n\n".join(filter(None, [*blocks, _untried(explanation)])) + "\n"
 
 
 def markdown(explanation: Explanation) -> str:
     """The explanation as a section of a probe's page."""
-    sides = {name: getattr(explanation, name) for name in SIDES}
+    sides = explanation.sides
     rows = [f"| {name} | {side.before:.4f} | {side.after:.4f} | {side.rounding:.4f} |" for name, side in sides.items()]
     others = [
         f"| {name} | {words} | {left:.4f} |"
@@ -44,11 +46,6 @@ def markdown(explanation: Explanation) -> str:
     return "\n" + "\n".join(lines) + "\n"
 
 
-def _head(explanation: Explanation) -> str:
-    lines = [f"{explanation.title}: {count(explanation.rows, 'response')}.", _scored(explanation), *explanation.notes]
-    return "\n".join(lines)
-
-
 def _scored(explanation: Explanation) -> str:
     tokens = f"{count(explanation.tokens, 'token')} of {count(explanation.responses, 'response')}"
     return (
@@ -66,8 +63,7 @@ def _samples(explanation: Explanation) -> str:
 
 def _referee(explanation: Explanation) -> str:
     lines = ["How far each column is from the model, mean absolute difference in nats:"]
-    for name in SIDES:
-        side: Side = getattr(explanation, name)
+    for name, side in explanation.sides.items():
         lines.append(f"  {name:8} {side.before:8.4f}   (rounding in bfloat16 makes {side.rounding:.4f})")
     if len(explanation.steps) > 1:
         lines.append("By step:      step   responses   sampler   trainer")
@@ -77,17 +73,12 @@ def _referee(explanation: Explanation) -> str:
     return "\n".join(lines)
 
 
-def _verdict(explanation: Explanation) -> str:
-    return "\n".join(verdict(explanation))
-
-
 def verdict(explanation: Explanation) -> list[str]:
     """The sentences of the verdict, the most important first."""
     found = [finding.words for finding in explanation.findings]
     if explanation.pinned_side:
         found.append(_pinned(explanation))
-    for name in SIDES:
-        side: Side = getattr(explanation, name)
+    for name, side in explanation.sides.items():
         if named := explanation.named(name):
             found += _cause(name, side, named)
     written = [choice for choice in explanation.shared if choice.hypothesis.entry.kind == "record"]
@@ -98,11 +89,13 @@ def verdict(explanation: Explanation) -> list[str]:
             f"Both sides have {_words(explanation.shared)}: a setting of the run, or the log's prompts are not those "
             "that were read. It makes no mismatch."
         )
-    unexplained = [] if explanation.pinned_side else [n for n in SIDES if not getattr(explanation, n).is_explained]
+    unexplained = (
+        [] if explanation.pinned_side else [name for name, side in explanation.sides.items() if not side.is_explained]
+    )
     if len(unexplained) == 2:
         found.append("Neither column is this model's: give the checkpoint that the log is of, or --other FOLDER.")
     for name in unexplained:
-        side = getattr(explanation, name)
+        side = explanation.sides[name]
         tried = [*([(_words(side.world), side.after)] if side.world else []), *side.others]
         words, left = min(tried, key=lambda one: one[1], default=("the model as it is", side.before))
         found.append(
@@ -137,9 +130,7 @@ def _parting(layers: Sequence[Stage]) -> str:
 
 def _clean(explanation: Explanation) -> str:
     nearest = [
-        f"the {name}'s are nearest to {_words(side.benign)}"
-        for name in SIDES
-        if (side := getattr(explanation, name)).benign
+        f"the {name}'s are nearest to {_words(side.benign)}" for name, side in explanation.sides.items() if side.benign
     ]
     rest = f" ({'; '.join(nearest)})" if nearest else ""
     return f"Both sides compute this model, and differ by rounding alone{rest}. There is nothing to mend."
@@ -174,8 +165,7 @@ def _pinned(explanation: Explanation) -> str:
 
 def _others(explanation: Explanation) -> str:
     lines = []
-    for name in SIDES:
-        side: Side = getattr(explanation, name)
+    for name, side in explanation.sides.items():
         if side.others and not side.is_clean:
             lines.append(f"Next best for the {name}, each alone:")
             lines += [f"  {left:8.4f}   {words}" for words, left in side.others]
@@ -233,7 +223,7 @@ def as_json(explanation: Explanation) -> str:
 
 
 def _side(explanation: Explanation, name: str) -> dict[str, Any]:
-    side: Side = getattr(explanation, name)
+    side = explanation.sides[name]
     return {
         "nats_from_model": side.before,
         "nats_left": side.after,

@@ -1,7 +1,7 @@
 """Prompts from a file of their own: one a row, or a set in which each response's prompt is found by the numbers."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,14 @@ def _encoded(text: str, tokenizer: Any, where: str) -> tuple[int, ...]:
     return tuple(encode(tokenizer, text))
 
 
+@dataclass(frozen=True, slots=True)
+class _Sought:
+    """A response whose prompt is looked for: its ids, and the columns of which one should have the model's numbers."""
+
+    ids: Sequence[int]
+    columns: Sequence[FloatArray]
+
+
 def match(
     scorer: Scorer,
     responses: Sequence[Response],
@@ -67,29 +75,17 @@ def match(
     With as many prompts as the log has rows, each row has its own, if the numbers say so. Else a response's prompt is
     the one after which the model's numbers are nearest to either logged column.
     """
-    ids = [_ids(one) for one in responses]
     # Log-probs are negative; a log may have them without their sign.
-    columns = [[-np.abs(column_T) for column_T in (one.trainer_T, one.sampler_T)] for one in responses]
-    if len(prompts) == rows and _is_by_row(scorer, responses[:CHECKED], prompts, ids, columns):
-        return [joined(one, prompts[one.number], _ids(one)) for one in responses], "Each row has its line's prompt."
+    sought = [_Sought(_ids(one), [-np.abs(one.trainer_T), -np.abs(one.sampler_T)]) for one in responses]
+    if len(prompts) == rows:  # a set may have as many by chance
+        own = [prompts[one.number] for one in responses[:CHECKED]]
+        nearest = _nearest(scorer, sought[:CHECKED], [[prompt, *prompts[:AROUND]] for prompt in own])
+        if np.mean([one == best for one, best in zip(own, nearest, strict=True)]) >= 0.5:
+            return [joined(one, prompts[one.number], _ids(one)) for one in responses], "Each row has its line's prompt."
     unique = list(dict.fromkeys(prompts))
-    best = _nearest(scorer, ids, columns, [unique] * len(ids), seen)
-    found = [joined(one, prompt, own) for one, prompt, own in zip(responses, best, ids, strict=True)]
+    best_ones = _nearest(scorer, sought, [unique] * len(sought), seen)
+    found = [joined(one, prompt, _ids(one)) for one, prompt in zip(responses, best_ones, strict=True)]
     return found, f"Each response's prompt was found among {len(unique)} by the numbers of its first {TRIED} tokens."
-
-
-def _is_by_row(
-    scorer: Scorer,
-    responses: Sequence[Response],
-    prompts: Sequence[tuple[int, ...]],
-    ids: Sequence[Sequence[int]],
-    columns: Sequence[Sequence[FloatArray]],
-) -> bool:
-    """Whether most responses are nearest to their own line's prompt; a set may have as many prompts by chance."""
-    own = [prompts[one.number] for one in responses]
-    tried = [[prompt, *prompts[:AROUND]] for prompt in own]
-    nearest = _nearest(scorer, ids[: len(own)], columns[: len(own)], tried)
-    return bool(np.mean([one == best for one, best in zip(own, nearest, strict=True)]) >= 0.5)
 
 
 def with_other_prompts(
@@ -119,11 +115,10 @@ def _with_nearest(
         [prompts[(place[one.inputs.prompt] + step) % len(prompts)] for step in range(-AROUND, AROUND + 1)]
         for one in chosen
     ]
-    ids = [one.inputs.ids[one.inputs.first :] for one in chosen]
-    columns = [[getattr(one.response, f"{side}_T")] for one in chosen]
+    sought = [_Sought(one.inputs.ids[one.inputs.first :], [getattr(one.response, f"{side}_T")]) for one in chosen]
     return [
         replace(one, inputs=replace(one.inputs, elsewhere=prompt))
-        for one, prompt in zip(chosen, _nearest(scorer, ids, columns, around), strict=True)
+        for one, prompt in zip(chosen, _nearest(scorer, sought, around), strict=True)
     ]
 
 
@@ -136,8 +131,7 @@ def _ids(response: Response) -> list[int]:
 
 def _nearest(
     scorer: Scorer,
-    ids: Sequence[Sequence[int]],
-    columns: Sequence[Sequence[FloatArray]],
+    sought: Sequence[_Sought],
     candidates: Sequence[Sequence[tuple[int, ...]]],
     seen: Callable[[int], object] = int,
 ) -> list[tuple[int, ...]]:
@@ -147,20 +141,14 @@ def _nearest(
     the search: most logs have such a column, and the other prompts need not be read.
     """
     own = [list(dict.fromkeys(prompts)) for prompts in candidates]
-    first = _distances(scorer, ids, columns, [(row, prompt) for row, those in enumerate(own) for prompt in those], 1)
+    first = _distances(scorer, sought, [(row, prompt) for row, those in enumerate(own) for prompt in those], 1)
     order = [sorted(those, key=lambda prompt: first[row, prompt]) for row, those in enumerate(own)]
     found: dict[tuple[int, tuple[int, ...]], tuple[float, float]] = {}
-    left = set(range(len(ids)))
+    left = set(range(len(sought)))
     for turn in range(TURNS + 1):
         next_ones = slice(turn, turn + 1 if turn < TURNS else None)
-        tried = _distances(
-            scorer,
-            ids,
-            columns,
-            [(row, prompt) for row in sorted(left) for prompt in order[row][next_ones]],
-            TRIED,
-            seen,
-        )
+        pairs = [(row, prompt) for row in sorted(left) for prompt in order[row][next_ones]]
+        tried = _distances(scorer, sought, pairs, TRIED, seen)
         found |= tried
         left -= {row for (row, _), (largest, _) in tried.items() if largest <= EXACT}
     return [
@@ -174,8 +162,7 @@ def _nearest(
 
 def _distances(
     scorer: Scorer,
-    ids: Sequence[Sequence[int]],
-    columns: Sequence[Sequence[FloatArray]],
+    sought: Sequence[_Sought],
     pairs: Sequence[tuple[int, tuple[int, ...]]],
     tokens: int,
     seen: Callable[[int], object] = int,
@@ -189,9 +176,9 @@ def _distances(
         rows_of.setdefault(prompt, []).append(row)
     found = {}
     for prompt, rows in rows_of.items():
-        logprobs = logprobs_after(scorer, prompt, [ids[row][:tokens] for row in rows])
+        logprobs = logprobs_after(scorer, prompt, [sought[row].ids[:tokens] for row in rows])
         for row, logprob_N in zip(rows, logprobs, strict=True):
-            apart = [np.abs(column_T[: len(logprob_N)] - logprob_N) for column_T in columns[row]]
+            apart = [np.abs(column_T[: len(logprob_N)] - logprob_N) for column_T in sought[row].columns]
             known = [apart_N[np.isfinite(apart_N)] for apart_N in apart if np.isfinite(apart_N).any()]
             each = [(float(apart_N.max()), float(np.median(apart_N))) for apart_N in known]
             found[row, prompt] = min(each, key=lambda one: one[1], default=(np.inf, np.inf))

@@ -8,7 +8,7 @@ import numpy as np
 
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.explanation import record
-from tailrl.explanation.catalogue import KINDS, Choice, Hypothesis
+from tailrl.explanation.catalogue import KINDS, Choice, Hypothesis, catalogue
 from tailrl.explanation.record import Predicted
 from tailrl.explanation.rows import Rows
 from tailrl.explanation.scorer import Scorer
@@ -98,6 +98,25 @@ class Laboratory:
         """The logged numbers of a side, nats [T]."""
         return np.concatenate([getattr(one, f"{side}_T") for one in self.chosen])
 
+    @property
+    def plain_logprobs(self) -> FloatArray:
+        """The model's own log-probs, nats [T]."""
+        logprob_T = self.predicted(AS_IT_IS)
+        assert logprob_T is not None
+        return logprob_T
+
+    def rounding(self, world: World, value: str = "bfloat16") -> float:
+        """What bfloat16 makes of a world's predictions: mean absolute difference, nats."""
+        choice = Choice(next(one for one in catalogue() if one.name == "bfloat16"), value)
+        plain_T, rounded_T = self.predicted(world), self.predicted(ordered([*world, choice]))
+        return 0.0 if plain_T is None or rounded_T is None else float(np.nanmean(np.abs(plain_T - rounded_T)))
+
+    def scale(self) -> FloatArray:
+        """The size of rounding for each token, nats: nearly proportional to 1 minus its probability."""
+        rest_T = np.maximum(-np.expm1(self.plain_logprobs), 0.02)
+        scale_T: FloatArray = np.maximum(self.rounding(AS_IT_IS) / rest_T.mean() * rest_T, LEAST_SCALE)
+        return scale_T
+
     def rows(self, world: World) -> Rows | None:
         """Reduced rows of the world's forward; None where its changes apply nowhere."""
         forward = of_kind(world, "inputs", "model")
@@ -176,11 +195,20 @@ class Judged:
 class Court:
     """Holds worlds against one column of a laboratory."""
 
-    def __init__(self, laboratory: Laboratory, side: str, scale_T: FloatArray, screen: "Court | None" = None) -> None:
-        """`screen`: a court over few tokens, which spares forwards under hypotheses that fail there."""
+    def __init__(
+        self,
+        laboratory: Laboratory,
+        side: str,
+        scale_T: FloatArray | None = None,
+        screen: "Court | None" = None,
+    ) -> None:
+        """`scale_T`: what each token's difference is measured by, nats; None: the size of rounding.
+
+        `screen`: a court over few tokens, which spares forwards under hypotheses that fail there.
+        """
         self.laboratory, self.side, self.screen = laboratory, side, screen
         self.column_T = laboratory.column(side)
-        self.scale_T = scale_T
+        self.scale_T = laboratory.scale() if scale_T is None else scale_T
         self.sequences = int(laboratory.sequence_T.max()) + 1
 
     def losses(self, world: World) -> FloatArray | None:
@@ -365,13 +393,13 @@ class Found:
     others: tuple[Judged, ...]
 
 
-def search(court: Court, hypotheses: Sequence[Hypothesis], rounding: Callable[[World], float]) -> Found:
+def search(court: Court, hypotheses: Sequence[Hypothesis]) -> Found:
     """The greedy combination of hypotheses that reproduces a column.
 
     A hypothesis is taken where it is clearly better than the best without it, a benign one included. Those that need
     another forward are tried where the others leave more than rounding; without any cause, always once.
-    `rounding` gives the mean absolute difference that bfloat16 makes in a world, nats.
     """
+    rounding = court.laboratory.rounding
     benign = [h for h in hypotheses if h.entry.benign]
     others = [h for h in hypotheses if not h.entry.benign]
     world, reference = AS_IT_IS, _best_benign(court, AS_IT_IS, benign)

@@ -1,13 +1,13 @@
 """The responses of a log that are worth computing: typical and worst ones, early and late, each with its prompt."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from tailrl.artifacts.metrics import FloatArray
-from tailrl.diagnosis.log import IntArray, Log
+from tailrl.diagnosis.log import IntArray, Log, spans
 from tailrl.explanation.inputs import Inputs
 from tailrl.runtime.errors import DataError
 
@@ -27,7 +27,7 @@ class Response:
         token_T: its token ids; None: not logged.
         whole_T, place_T: ids with the prompt and the places of the logged tokens; None: the log has no prompt's ids.
         text, prompt: the texts, where they are logged.
-        step, version: NaN: not logged.
+        step: NaN: not logged.
     """
 
     number: int
@@ -39,7 +39,6 @@ class Response:
     text: str | None
     prompt: str | None
     step: float
-    version: float
 
     @property
     def badness(self) -> float:
@@ -69,9 +68,9 @@ def read(parts: Iterable[tuple[str, Log]]) -> Read:
     """The responses of a log in parts. Of a long one every n-th is kept: memory is bounded."""
     title, kept, every, rows = "", [], 1, 0
     for title, log in parts:  # noqa: B007 - all parts of a log have one title
-        for response in _responses(log, rows):
-            if response.number % every == 0:
-                kept.append(response)
+        for place, tokens in enumerate(spans(log)):
+            if (rows + place) % every == 0:
+                kept.append(_response(log, place, tokens, rows + place))
             if len(kept) > MOST_KEPT:
                 every *= 2
                 kept = [one for one in kept if one.number % every == 0]
@@ -79,23 +78,19 @@ def read(parts: Iterable[tuple[str, Log]]) -> Read:
     return Read(title, tuple(kept), rows)
 
 
-def _responses(log: Log, before: int) -> Iterator[Response]:
-    bounds = [*log.start_S.tolist(), len(log.sampler_T)]
-    for number in range(len(log.start_S)):
-        own = slice(bounds[number], bounds[number + 1])
-        token_T = log.token_T[own]
-        yield Response(
-            number=before + number,
-            sampler_T=log.sampler_T[own],
-            trainer_T=log.trainer_T[own],
-            token_T=token_T if (token_T >= 0).all() else None,
-            whole_T=log.whole_S[number] if log.whole_S else None,
-            place_T=log.place_S[number] if log.place_S else None,
-            text=log.text_S[number] if log.text_S else None,
-            prompt=log.prompt_text_S[number] if log.prompt_text_S else None,
-            step=float(log.step_S[number]),
-            version=float(log.version_S[number]),
-        )
+def _response(log: Log, place: int, tokens: slice, number: int) -> Response:
+    token_T = log.token_T[tokens]
+    return Response(
+        number=number,
+        sampler_T=log.sampler_T[tokens],
+        trainer_T=log.trainer_T[tokens],
+        token_T=token_T if (token_T >= 0).all() else None,
+        whole_T=log.whole_S[place] if log.whole_S else None,
+        place_T=log.place_S[place] if log.place_S else None,
+        text=log.text_S[place] if log.text_S else None,
+        prompt=log.prompt_text_S[place] if log.prompt_text_S else None,
+        step=float(log.step_S[place]),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +143,10 @@ def _chosen_positions(response: Response, finite_T: np.ndarray) -> IntArray:
     return np.unique(np.concatenate([position_N[:share], position_N[-share:], between_N, worst_N]))
 
 
-def choose(responses: Sequence[Response], count: int) -> list[Response]:
-    """An order of responses by what they may tell, at most `count`: typical and worst, from each quarter of the log."""
-    usable = [one for one in responses if one.whole_T is not None and len(one.whole_T) <= LONGEST]
-    quarters = [part.tolist() for part in np.array_split(np.arange(len(usable)), min(4, max(1, len(usable))))]
-    badness = np.array([one.badness for one in usable])
+def by_what_they_tell(responses: Sequence[Response]) -> list[Response]:
+    """The responses in an order by what they may tell: typical and worst ones in turn, from each quarter of the log."""
+    quarters = [part.tolist() for part in np.array_split(np.arange(len(responses)), min(4, max(1, len(responses))))]
+    badness = np.array([one.badness for one in responses])
     typical, worst = [], []
     for part in quarters:
         order = sorted(part, key=badness.__getitem__)
@@ -162,14 +156,12 @@ def choose(responses: Sequence[Response], count: int) -> list[Response]:
         typical.append([order[rank] for rank in middle_out])
         worst.append(order[::-1])
     chosen: dict[int, None] = {}
-    for rank in range(len(usable)):
+    for rank in range(len(responses)):
         for quarter in range(len(quarters)):
             for listed in (typical, worst):
                 if rank < len(listed[quarter]):
                     chosen.setdefault(listed[quarter][rank])
-        if len(chosen) >= count:
-            break
-    return [usable[i] for i in list(chosen)[:count]]
+    return [responses[i] for i in chosen]
 
 
 def with_prompts(read_log: Read, tokenizer: Any) -> tuple[list[Response], list[str]]:
@@ -212,17 +204,11 @@ def encode(tokenizer: Any, prompt: str) -> list[int]:
 
 def joined(response: Response, prompt: Sequence[int], ids: Sequence[int]) -> Response:
     """The response after a prompt."""
-    return Response(
-        number=response.number,
-        sampler_T=response.sampler_T,
-        trainer_T=response.trainer_T,
+    return replace(
+        response,
         token_T=np.asarray(ids, np.int64),
         whole_T=np.array([*prompt, *ids], np.int64),
         place_T=len(prompt) + np.arange(len(ids)),
-        text=response.text,
-        prompt=response.prompt,
-        step=response.step,
-        version=response.version,
     )
 
 

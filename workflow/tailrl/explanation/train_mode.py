@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from tailrl.explanation.catalogue import Choice, Entry, Hypothesis
 from tailrl.explanation.columns import Finding
 from tailrl.explanation.inputs import Context
-from tailrl.explanation.search import AS_IT_IS, Laboratory
+from tailrl.explanation.search import Laboratory
 
 # The column looks like one more draw of the dropout if both shares lie in their ranges.
 DRAWS = 9  # each with its own seed
@@ -40,9 +40,8 @@ TRAIN_MODE = Hypothesis(
 
 def left_on(side: str, sample: Laboratory) -> Finding | None:
     """What is said where a column cannot be told from a draw of the model's own dropout; None where it can."""
-    column_T, plain_T = sample.column(side), sample.predicted(AS_IT_IS)
+    column_T, plain_T = sample.column(side), sample.plain_logprobs
     draws = [sample.predicted((Choice(TRAIN_MODE, float(seed)),)) for seed in range(DRAWS)]
-    assert plain_T is not None
     drawn_DT = np.array([one for one in draws if one is not None])  # D: draws
     below_T = (drawn_DT < column_T).sum(0)
     extreme = float(np.isin(below_T, (0, DRAWS)).mean())

@@ -160,10 +160,13 @@ def confident_disagreement(step: Step, past: Past, limits: Limits) -> Found:
 
 def weights_stop(step: Step, past: Past, limits: Limits) -> Found:
     """The engine's weights do not change: by their digest, by their version, or since the mismatch grows."""
-    for evidence in (_same_digest, _same_version, _growth):
-        if words := evidence(step, past, limits):
-            return {"evidence": words}
-    return None
+    digests = [one.digest for one in (*past, step) if one.digest]
+    words = _stays(digests, "the engine's weights have the same digest as in the step before")
+    if not words and math.isfinite(step.version):
+        versions = [one.version for one in (*past, step) if math.isfinite(one.version)]
+        words = _stays(versions, f"the engine's newest weights are still version {step.version:g}")
+    words = words or _growth(step, past, limits)
+    return {"evidence": words} if words else None
 
 
 def negative_lag(step: Step, _past: Past, _limits: Limits) -> Found:
@@ -271,28 +274,6 @@ def rogue_normaliser(step: Step, past: Past, limits: Limits) -> Found:
     return None
 
 
-ALARMS: dict[str, Callable[[Step, Past, Limits], Found]] = {
-    function.__name__: function
-    for function in (
-        floor_jump,
-        slow_growth,
-        floor_tail,
-        confident_disagreement,
-        weights_stop,
-        negative_lag,
-        ess_collapse,
-        unsound_tokens,
-        not_finite,
-        copied_columns,
-        idle_clip,
-        lost_seed,
-        stuck_batch,
-        learning_rate,
-        rogue_normaliser,
-    )
-}
-"""The alarms by their names."""
-
 OF_SIZE = ("floor_jump", "floor_tail", "confident_disagreement", "ess_collapse")
 """A step with one of these is no measure for later ones."""
 
@@ -300,8 +281,7 @@ OF_SIZE = ("floor_jump", "floor_tail", "confident_disagreement", "ess_collapse")
 # --- what they are made of -----------------------------------------------------------------------------
 
 
-MEDIAN_NOISE = 3.0
-"""The standard deviation of the logarithm of a median of n such sizes, times √n."""
+MEDIAN_NOISE = 3.0  # the standard deviation of the logarithm of a median of n such sizes, times √n
 
 
 def _size_name(step: Step) -> str:
@@ -361,23 +341,6 @@ def _log10_tail(count: float, expected: float) -> float:
     return (count - expected - count * math.log(count / expected)) / math.log(10)
 
 
-def _same_digest(step: Step, past: Past, _limits: Limits) -> str:
-    """The digest stays, though it changed at each earlier step."""
-    digests = [one.digest for one in past if one.digest] + ([step.digest] if step.digest else [])
-    return _stays(digests, "the engine's weights have the same digest as in the step before")
-
-
-def _same_version(step: Step, past: Past, _limits: Limits) -> str:
-    """The newest version stays for longer than it ever did."""
-    known = [one for one in past if math.isfinite(one.version)]
-    if not math.isfinite(step.version):
-        return ""
-    return _stays(
-        [one.version for one in known] + [step.version],
-        f"the engine's newest weights are still version {step.version:g}",
-    )
-
-
 FEWEST_VERSIONS = 5
 
 
@@ -418,15 +381,11 @@ def _growth(step: Step, past: Past, limits: Limits) -> str:
     growth = median(np.log(last).tolist()) - _level(first)[0]
     factor = limits["factor"] if step.lag == 0 else limits["stale_factor"]
     least = max((2.0 if name == "k3" else 1.0) * math.log(factor), limits["noises"] * noise)
-    if min(last) > max(first) and growth > least and (step.lag == 0 or not _faster(step, past)):
+    rates = [one.learning_rate for one in past if math.isfinite(one.learning_rate)]
+    is_faster = bool(rates) and step.learning_rate > 1.2 * min(rates)
+    if min(last) > max(first) and growth > least and (step.lag == 0 or not is_faster):
         return f"the mismatch grew {math.exp(growth):.3g} times in {len(earlier)} steps, as it does without new weights"
     return ""
-
-
-def _faster(step: Step, past: Past) -> bool:
-    """Whether the learning rate has risen."""
-    rates = [one.learning_rate for one in past if math.isfinite(one.learning_rate)]
-    return bool(rates) and step.learning_rate > 1.2 * min(rates)
 
 
 def _early_growth(values: Sequence[float], fewest: int, limits: Limits) -> str:
@@ -452,7 +411,7 @@ class AlarmWords:
 
 @cache
 def catalogue() -> dict[str, AlarmWords]:
-    """The words and limits of each alarm, by its name."""
+    """The words and limits of each alarm, by the name of its function here."""
     said = yaml_beside(__file__, "alarms.yaml")
     return {name: AlarmWords(**words) for name, words in said.items()}
 
@@ -460,12 +419,11 @@ def catalogue() -> dict[str, AlarmWords]:
 def check_names(names: Collection[str]) -> None:
     """Raises StudyError for a name of no alarm."""
     for name in names:
-        if name not in ALARMS:
-            raise ConfigurationError(f"no alarm is called {one_line(name)}; there are {', '.join(ALARMS)}")
+        if name not in catalogue():
+            raise ConfigurationError(f"no alarm is called {one_line(name)}; there are {', '.join(catalogue())}")
 
 
-MOST_STEPS = 200
-"""Steps that are remembered."""
+MOST_STEPS = 200  # steps that are remembered
 
 
 class Alarms:
@@ -482,7 +440,9 @@ class Alarms:
     def __init__(self, exact: bool = False, without: Collection[str] = ()) -> None:
         """`exact`: the engine computes with the trainer's own bits. `without`: names of alarms that stay silent."""
         silent = {*without, *(["copied_columns"] if exact else [])}
-        self._active = {name: alarm for name, alarm in ALARMS.items() if name not in silent}
+        self._active: dict[str, Callable[[Step, Past, Limits], Found]] = {
+            name: globals()[name] for name in catalogue() if name not in silent
+        }
         self._past: deque[Step] = deque(maxlen=MOST_STEPS)
         self._measure: deque[Step] = deque(maxlen=MOST_STEPS)
 

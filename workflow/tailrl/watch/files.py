@@ -31,14 +31,9 @@ LINES = (".jsonl", ".ndjson")
 TOKEN_FILES = (".parquet", ".pt", ".npz", ".gz", ".arrow", ".feather")
 CURVE_FILES = (".wandb", ".csv", ".tsv", ".log", ".out", ".txt")
 STATE = "trainer_state.json"
-BYTES_A_LOOK = 64_000_000
-"""Of a file's new lines that one look takes; the rest comes with the next."""
-
-HEAD_BYTES = 256
-"""Of a file's beginning, by which a replaced file is known."""
-
-ROWS_A_STEP = 256
-"""Responses that count as a step where a log has no steps."""
+BYTES_A_LOOK = 64_000_000  # of a file's new lines that one look takes; the rest comes with the next
+HEAD_BYTES = 256  # of a file's beginning, by which a replaced file is known
+ROWS_A_STEP = 256  # responses that count as a step where a log has no steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +189,7 @@ class Folder:
         if not math.isfinite(step):
             return
         known.last_step = step
-        numbers, broken = step_numbers(flat), not_finite(flat)
+        numbers, broken = told_by(flat)
         if numbers or broken or _digest(row):
             yield Metrics(file, step, numbers, _digest(row), broken)
 
@@ -228,7 +223,7 @@ class Folder:
         for step, flat in _rows_of(history).items():
             new = {name: value for name, value in flat.items() if name not in known.seen.get(step, ())}
             known.seen.setdefault(step, set()).update(new)
-            numbers, broken = step_numbers(new), not_finite(new)
+            numbers, broken = told_by(new)
             if numbers or broken:
                 yield Metrics(file, step, numbers, not_finite=broken)
 
@@ -266,7 +261,7 @@ def _kind(row: Mapping[str, Any]) -> str:
             return "tokens" if any("logp" in name.lower() for name in row) else "other"
         return "tokens"
     flat = dict(flat_row(row))
-    known = any(name in flat for name in KNOWN.steps) or bool(step_numbers(flat))
+    known = any(name in flat for name in KNOWN.steps) or bool(told_by(flat)[0])
     return "metrics" if known else "other"
 
 
@@ -282,32 +277,28 @@ OF_THE_SPREAD = ("pearson", "abs_prob_std")
 """Quantities that are NaN where one side's values are all alike, as of a policy that is sure of each token."""
 
 
-def not_finite(flat: Mapping[str, float]) -> str:
-    """A metric of the mismatch that is NaN or infinite, by its name and value; "" where there is none."""
-    for name, value in flat.items():
-        metric = None if math.isfinite(value) else KNOWN.metric(name)
-        if metric and metric.of not in OF_THE_SPREAD:
-            return f"{name} is {value}"
-    return ""
+def told_by(flat: Mapping[str, float]) -> tuple[dict[str, float], str]:
+    """What metrics say of a step by their logged names.
 
-
-def step_numbers(flat: Mapping[str, float]) -> dict[str, float]:
-    """The fields of `Step` that metrics by their logged names say; what is not finite says nothing."""
-    found: dict[str, float] = {}
+    Returns:
+        The fields of `Step`, and a metric of the mismatch that is NaN or infinite, by its name and value; "" for none.
+    """
+    numbers: dict[str, float] = {}
+    broken = ""
     for name, value in flat.items():
-        if not math.isfinite(value):
-            continue
-        if KNOWN.is_learning_rate(name):
-            found.setdefault("learning_rate", value)
-            continue
         metric = KNOWN.metric(name)
-        if metric and (field_name := names()["quantities"].get(metric.of)):
-            found.setdefault(field_name, value)
-            continue
-        for field_name in ("clip", "reward", "version"):
-            if any(end in names()[field_name] for end in ends(name)):
-                found.setdefault(field_name, value)
-    return found
+        if not math.isfinite(value):
+            if metric and metric.of not in OF_THE_SPREAD:
+                broken = broken or f"{name} is {value}"
+        elif KNOWN.is_learning_rate(name):
+            numbers.setdefault("learning_rate", value)
+        elif metric and (field_name := names()["quantities"].get(metric.of)):
+            numbers.setdefault(field_name, value)
+        else:
+            for field_name in ("clip", "reward", "version"):
+                if any(end in names()[field_name] for end in ends(name)):
+                    numbers.setdefault(field_name, value)
+    return numbers, broken
 
 
 def _digest(row: Mapping[str, Any]) -> str:

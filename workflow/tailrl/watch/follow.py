@@ -18,11 +18,8 @@ from tailrl.watch.files import Folder, Item, Metrics, Tokens
 from tailrl.watch.table import TokenTable, reply_digests
 
 QUIET, ALARMED, NOTHING = 0, 1, 2  # exit codes
-RESTART = 2
-"""Steps by which a log goes back where the run was started again; rows of nearer steps are late."""
-
-SAME_RESPONSES = 4
-"""Responses that a part of a file needs to be told as a second copy of another file's."""
+RESTART = 2  # steps by which a log goes back where the run was started again; rows of nearer steps are late
+SAME_RESPONSES = 4  # responses that a part of a file needs to be told as a second copy of another file's
 
 
 @dataclass
@@ -45,7 +42,8 @@ class Open:
             self.not_finite = item.not_finite or self.not_finite
             return
         replies = reply_digests(item.log)
-        if len(replies) >= SAME_RESPONSES and any(set(replies) <= held for held in self._others(item.file)):
+        others = [held for file, held in self.held.items() if file != item.file]
+        if len(replies) >= SAME_RESPONSES and any(set(replies) <= held for held in others):
             return
         self.held.setdefault(item.file, set()).update(replies)
         self.table.add(item.log, item.prompt_S)
@@ -56,9 +54,6 @@ class Open:
             return all(self.numbers.get(name) == value for name, value in item.numbers.items())
         known = set[int]().union(*self.held.values())
         return set(reply_digests(item.log)) <= known
-
-    def _others(self, file: Path) -> list[set[int]]:
-        return [held for other, held in self.held.items() if other != file]
 
     def as_step(self, number: float) -> Step:
         """The step's numbers: those of the tokens, and of the metrics where tokens do not say."""

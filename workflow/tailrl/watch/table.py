@@ -8,34 +8,22 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tailrl.artifacts.metrics import FloatArray
-from tailrl.diagnosis.lags import AHEAD_ROW, UNKNOWN_ROW, Sizes, lag_rows, sound_tokens
-from tailrl.diagnosis.log import IntArray, Log
+from tailrl.diagnosis.lags import AHEAD_ROW, UNKNOWN_ROW, Sizes, lag_rows
+from tailrl.diagnosis.log import IntArray, Log, sound, spans
 from tailrl.watch.alarms import Step, median
 
 SURE, GAP = math.log(0.5), 2.0
 """Nats: a confident disagreement is a token above SURE on one side and lower by more than GAP on the other."""
 
-LEAST_REST = 1e-3
-"""1 − p of tokens that the level is of: surer ones differ by rounding of the log-probs themselves."""
-
-FEWEST_UNSURE = 20
-"""Tokens that a level needs."""
-
-CERTAIN = -1e-3
-"""Nats: log-probs above are equal on both sides for many reasons."""
-
-RATIO_ENDS = (math.log(0.8), math.log(1.2))
-"""Nats: PPO's usual clip."""
-
-LEAST_NATS = 0.5
-"""Of a response whose repetition says something."""
-
-LEAST_SHARE = 0.1
-"""Of a step's tokens, that a lag needs for the step's level to be of it."""
+LEAST_REST = 1e-3  # 1 − p of tokens that the level is of: surer ones differ by rounding of the log-probs themselves
+FEWEST_UNSURE = 20  # tokens that a level needs
+CERTAIN = -1e-3  # nats: log-probs above are equal on both sides for many reasons
+RATIO_ENDS = (math.log(0.8), math.log(1.2))  # nats: PPO's usual clip
+LEAST_NATS = 0.5  # of a response whose repetition says something
+LEAST_SHARE = 0.1  # of a step's tokens, that a lag needs for the step's level to be of it
 
 
-MOST_ALIKE = 0.75
-"""Of the prompts: rounding may part some responses that were drawn with the same numbers."""
+MOST_ALIKE = 0.75  # of the prompts: rounding may part some responses that were drawn with the same numbers
 
 
 @dataclass
@@ -130,7 +118,7 @@ class TokenTable:
     @np.errstate(over="ignore", invalid="ignore")
     def add(self, log: Log, prompt_S: IntArray | None = None) -> None:
         """Adds a part of the step's log; `prompt_S`: each response's prompt as a digest, or 0 where it is not known."""
-        sound_T = sound_tokens(log)
+        sound_T = sound(log)
         self.logged += len(sound_T)
         trainer_T, sampler_T = np.minimum(log.trainer_T[sound_T], 0.0), np.minimum(log.sampler_T[sound_T], 0.0)
         lag_S = log.step_S - log.version_S
@@ -159,11 +147,11 @@ class TokenTable:
         self.responses += len(log.start_S)
         self.reward += float(np.nansum(log.reward_S))
         self.rewarded += int(np.isfinite(log.reward_S).sum())
-        for number, ((begin, end), reply) in enumerate(zip(_bounds(log), reply_digests(log), strict=True)):
-            token_T, sampler_T = log.token_T[begin:end], log.sampler_T[begin:end]
+        for number, (span, reply) in enumerate(zip(spans(log), reply_digests(log), strict=True)):
+            token_T, sampler_T = log.token_T[span], log.sampler_T[span]
             nats = -float(np.nansum(sampler_T))
             text = digest(token_T.tobytes() if (token_T >= 0).all() else sampler_T.tobytes())
-            advantage_T = log.advantage_T[begin:end]
+            advantage_T = log.advantage_T[span]
             advantage = (
                 float(advantage_T[np.isfinite(advantage_T)].mean()) if np.isfinite(advantage_T).any() else math.nan
             )
@@ -191,7 +179,7 @@ class TokenTable:
             floor_tokens=floor.sizes.tokens,
             level=scaled.quantile(0.5) if scaled.tokens >= FEWEST_UNSURE else math.nan,
             level_tokens=scaled.tokens,
-            mean_abs=every.size / tokens if tokens else math.nan,
+            mean_abs=every.mean_abs,
             k3=self.k3 / tokens if tokens else math.nan,
             tail=float(floor.sizes.beyond[1]),
             confident=floor.confident,
@@ -233,16 +221,10 @@ def _shift(groups: list[Group]) -> float:
     return abs(math.fsum(group.advantage for group in chosen)) / count / size
 
 
-def _bounds(log: Log) -> list[tuple[int, int]]:
-    """Where each sequence's tokens begin and end."""
-    end_S = np.append(log.start_S[1:], len(log.sequence_T))
-    return list(zip(log.start_S.tolist(), end_S.tolist(), strict=True))
-
-
 def reply_digests(log: Log) -> list[int]:
     """A digest of each sequence: of its tokens, and of the sampler's log-probs as float32."""
     sampler_T = log.sampler_T.astype(np.float32)
-    return [digest(log.token_T[a:b].tobytes() + sampler_T[a:b].tobytes()) for a, b in _bounds(log)]
+    return [digest(log.token_T[span].tobytes() + sampler_T[span].tobytes()) for span in spans(log)]
 
 
 def digest(content: bytes) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 from tailrl.diagnosis.lags import LagsAndDepths
 from tailrl.integrations.verl.log import Batch, packed
 from tailrl.watch.alarms import Alarms
-from tailrl.watch.files import not_finite, step_numbers
+from tailrl.watch.files import told_by
 from tailrl.watch.follow import Judged, Open, text_lines
 from tailrl.watch.table import digest
 
@@ -51,14 +51,14 @@ class Watching:
             for the console where an alarm was raised.
         """
         numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float | np.number)}
-        self._step.numbers, self._step.not_finite = step_numbers(numbers), not_finite(numbers)
+        self._step.numbers, self._step.not_finite = told_by(numbers)
         judged_step = self._step.as_step(step)
         judged = Judged(judged_step, tuple(self._alarms.step(judged_step)))
         values = {"tailrl/alarms": float(len(judged.alarms))}
         values |= {f"tailrl/alarm/{alarm.name}": 1.0 for alarm in judged.alarms}
         for row in self._lags.lags():
             name = row.name.replace(" ", "_")
-            values |= {f"tailrl/lag/{name}/{column}": float(getattr(row, column)) for column in BY_LAG}
+            values |= {f"tailrl/lag/{name}/{column}": float(getattr(row.sizes, column)) for column in BY_LAG}
         lines = list(text_lines(judged, self._raised)) if judged.alarms else []
         self._raised = {alarm.name for alarm in judged.alarms}
         self._begin()
