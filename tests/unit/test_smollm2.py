@@ -7,15 +7,15 @@ from smollm2 import SHOTS, shots_template
 
 from tailrl.config.tasks.arithmetic import ArithmeticTask
 from tailrl.config.tasks.words import WordsTask
-from tailrl.tasks.arithmetic import load as load_sums
+from tailrl.tasks.registry import load_task
 from tailrl.tasks.scoring import score
-from tailrl.tasks.words import WORDS, load
+from tailrl.tasks.words import WORDS
 
 
 def test_worked_examples_of_words_that_no_problem_has_stand_before_the_problem() -> None:
     shots = SHOTS["words"]
     assert not {word for text in shots for word in text.split()} & set(WORDS)
-    (problem,) = load(WordsTask(name="words", problems=1, words=(2, 2))).problems
+    (problem,) = load_task(WordsTask(name="words", problems=1, words=(2, 2))).problems
     lines = Template(shots_template("words")).render(messages=[{"role": "user", "content": problem.prompt}]).split("\n")
     assert lines[-2:] == [problem.prompt.strip(), ""]
     examples, solutions = lines[:-2:2], lines[1:-2:2]
@@ -27,7 +27,7 @@ def test_worked_examples_of_words_that_no_problem_has_stand_before_the_problem()
 
 
 def test_worked_sums_that_no_problem_is_stand_before_the_problem() -> None:
-    (problem,) = load_sums(ArithmeticTask(name="arithmetic", problems=1, terms=(2, 2), largest=19)).problems
+    (problem,) = load_task(ArithmeticTask(name="arithmetic", problems=1, terms=(2, 2), largest=19)).problems
     lines = Template(shots_template("sums")).render(messages=[{"role": "user", "content": problem.prompt}]).split("\n")
     assert lines[-2:] == [problem.prompt.strip(), ""] and len(lines) == 2 * len(SHOTS["sums"]) + 2
     for example, solution in zip(lines[:-2:2], lines[1:-2:2], strict=True):

@@ -37,7 +37,7 @@ from tailrl.diagnosis.log import Log
 from tailrl.model.policy import create_policy, save_policy
 from tailrl.model.tokenizer import train_tokenizer
 from tailrl.runtime.seeding import derive_seed
-from tailrl.tasks.arithmetic import load
+from tailrl.tasks.registry import load_task
 
 
 def test_the_design() -> None:
@@ -99,7 +99,7 @@ def test_tasks_have_solutions_and_slips(task: Task) -> None:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
     folder = tmp_path_factory.mktemp("policy")
-    problems = load(ArithmeticTask(problems=40, terms=(2, 2), seed=0)).problems
+    problems = load_task(ArithmeticTask(problems=40, terms=(2, 2), seed=0)).problems
     tokenizer = train_tokenizer(512, (one.prompt + one.solution for one in problems))
     settings = ScratchPolicy(
         vocabulary_size=512, hidden_size=32, layers=1, heads=1, intermediate_size=64, max_length=400
