@@ -94,6 +94,7 @@ def with_the_task_and_the_remedy(folder: Path) -> Workflow:
     return copy
 
 
+@pytest.mark.slow
 def test_the_task_and_the_remedy_can_be_added(tmp_path: Path) -> None:
     """The patches fit, and the study of the page is planned with what they add."""
     copy = with_the_task_and_the_remedy(tmp_path)

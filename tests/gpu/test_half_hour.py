@@ -80,6 +80,7 @@ def test_a_call_goes_on_behind_the_rows_that_are_done(tmp_path: Path, monkeypatc
     assert (out / "logs/00.txt").read_text() == "said a variable\n"
 
 
+@pytest.mark.slow
 def test_a_row_that_failed_or_took_too_long_is_noted_and_the_next_is_made(
     rows: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,6 +87,7 @@ def test_a_line_on_a_claim_that_is_not_known_keeps_its_words(tmp_path: Path) -> 
     assert [line.claim for line in study.claims] == ["as it was said", TEXTS["dvp.score"]]
 
 
+@pytest.mark.slow
 def test_other_words_change_no_verdict_and_no_matching(monkeypatch: pytest.MonkeyPatch) -> None:
     """Published tables have the old words, and pages show the new ones."""
     low, high = around(0.3, 0.05), around(0.5, 0.05)

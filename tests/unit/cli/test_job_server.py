@@ -271,6 +271,7 @@ def test_a_killed_server_ends_no_job_and_is_replaced(study: Study) -> None:
     assert client.end() == (4, "")
 
 
+@pytest.mark.slow
 def test_a_server_ends_with_its_snakemake_and_jobs_go_on(study: Study) -> None:
     client = study.start(sleeps=2, code=4)
     first = client.said()
@@ -281,6 +282,7 @@ def test_a_server_ends_with_its_snakemake_and_jobs_go_on(study: Study) -> None:
     assert client.end() == (4, "")
 
 
+@pytest.mark.slow
 def test_a_server_is_for_clients_that_are_alike(study: Study) -> None:
     """In environment, limits, priority and files of the package: a fork never runs code that was edited."""
     first = study.start().said()
@@ -366,6 +368,7 @@ def test_silent_clients_delay_no_other(study: Study) -> None:
     assert client.end() == (3, "")
 
 
+@pytest.mark.slow
 def test_a_client_gives_up_and_its_job_runs_once(study: Study) -> None:
     """A server that is stopped answers nobody. When it goes on, it forks no job for a client that gave up."""
     first = study.start().said()

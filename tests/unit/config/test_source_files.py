@@ -141,6 +141,7 @@ def test_an_unknown_module_raises(name: str) -> None:
         source_files("tailrl.config.study", name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["tailrl.tasks.registry", "tailrl.reports.overview.study"])
 def test_python_loads_no_other_file(module: str) -> None:
     script = (

@@ -114,6 +114,7 @@ def test_twenty_normal_values_have_a_model_an_engine_a_format_and_a_source() -> 
     assert [band.below for band in sizes().bands] == sorted(band.below for band in sizes().bands)
 
 
+@pytest.mark.slow
 def test_long_curves_are_drawn_by_their_extremes() -> None:
     steps = np.arange(50_000.0)
     values = np.full(len(steps), 1e-3)

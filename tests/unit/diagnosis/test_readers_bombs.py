@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
+import pytest
 import torch
 
 from tailrl.artifacts.tokens import ARRAYS
@@ -76,6 +77,7 @@ BOMBS: dict[str, tuple[Callable[[Path], None], str]] = {
 }
 
 
+@pytest.mark.slow
 def test_a_bomb_is_one_sentence(tmp_path: Path) -> None:
     for name, (make, _) in BOMBS.items():
         make(tmp_path / name)

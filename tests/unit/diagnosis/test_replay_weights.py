@@ -114,6 +114,7 @@ def catalogued() -> Iterator[ReplaySettings]:
         yield from (settings for _, settings in remedy.settings())
 
 
+@pytest.mark.slow
 @given(token_columns())
 def test_every_remedy_of_the_table(tokens: Log) -> None:
     for settings in catalogued():

@@ -297,6 +297,7 @@ def test_the_command_gives_data_and_an_exit_code(
     assert data["sides"]["trainer"]["clean"] and data["rows"] == COUNT
 
 
+@pytest.mark.slow
 def test_weights_that_never_arrive_are_told_by_the_steps(folder: Path, prompts: list[list[int]]) -> None:
     model, rows = load(folder), []
     moved = load(folder)
@@ -316,6 +317,7 @@ def test_each_hypothesis_has_its_words_and_its_place() -> None:
         assert (hypothesis.entry.look and "{value}" in hypothesis.entry.words) or len(hypothesis.entry.values) == 1
 
 
+@pytest.mark.slow
 def test_a_log_of_another_model_gets_no_cause(folder: Path, prompts: list[list[int]], tmp_path: Path) -> None:
     """The log-probs of the most probable tokens come near to any model's: they take half of a large difference away."""
     model = load(folder)

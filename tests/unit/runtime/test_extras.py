@@ -127,6 +127,7 @@ def test_a_plain_install(elsewhere: tuple[str, ...], tmp_path: Path) -> None:
     assert others >= {"claims", "train"} and {asked[name] for name in others} == {".[study]"}
 
 
+@pytest.mark.slow
 def test_a_plain_install_reads_curves_and_names_what_a_file_of_torch_needs(tmp_path: Path) -> None:
     curve, dump = tmp_path / "metrics.jsonl", tmp_path / "dump.pt"
     lines = [{"step": i, "rollout_corr/k3_kl": 1e-3 * (1 + i), "rollout_corr/kl": 1e-3} for i in range(40)]

@@ -202,6 +202,7 @@ def shared() -> Iterator[Path]:
         yield Path(name)
 
 
+@pytest.mark.slow
 def test_ranks_meet_where_no_stranger_reaches(shared: Path) -> None:
     """No port beyond loopback, of the launcher neither; the store and the key are files in a folder for this user."""
     command = [sys.executable, "-c", MEET, str(shared)]

@@ -69,6 +69,7 @@ def test_a_limit_holds_within_its_block_alone() -> None:
     assert len(bytearray(1_000_000_000)) == 1_000_000_000
 
 
+@pytest.mark.slow
 def test_a_limit_holds_while_a_value_is_made_alone() -> None:
     """Not while its user works with it; but what the user keeps counts for the next value."""
     before = resource.getrlimit(resource.RLIMIT_DATA)

@@ -237,6 +237,7 @@ def test_only_what_is_on_the_hub_is_downloaded(monkeypatch: pytest.MonkeyPatch, 
     assert asked == [(HUB_NAME, "train")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", ["load_task", "download_task"])
 def test_without_the_hub_one_sentence_says_what_to_do(call: str, tmp_path: Path) -> None:
     # A process of its own: the hub's client reads these variables once, when it is imported.

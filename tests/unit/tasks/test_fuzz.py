@@ -124,6 +124,7 @@ def fuzz(examples: int, verifier: MathVerifier) -> None:
     compare()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("examples", [60, pytest.param(10_000, marks=pytest.mark.long)])
 def test_no_answer_does_more_than_lose(examples: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever was given, nothing of it ran, and the next answer gets its due."""

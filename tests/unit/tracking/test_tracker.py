@@ -194,6 +194,7 @@ def test_no_process_for_the_mirror_is_no_error(
 # --- names, and a run that goes on -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_sends_what_the_server_lacks(
     tmp_path: Path, server: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,6 +239,7 @@ def test_names_of_runs_differ() -> None:
 # --- the real W&B --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_wandb_is_offline_unless_it_is_told_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each seed has one folder, and training it again replaces that folder and no other: in what a sweep left, too."""
     monkeypatch.delenv("WANDB_MODE")

@@ -53,6 +53,7 @@ def on_server(server: Server) -> list[float]:
     return [step["train/step"] for step in steps]
 
 
+@pytest.mark.slow
 def test_a_server_that_works_has_every_step(
     tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

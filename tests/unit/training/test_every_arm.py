@@ -152,6 +152,7 @@ def test_several_minibatches_are_admitted_or_refused_with_their_reason(
     assert any(sentence.startswith(reason) for reason in expected)
 
 
+@pytest.mark.slow
 def test_the_subset_holds_every_pair_that_is_admitted() -> None:
     def pairs(choices: list[Choice]) -> set[tuple[Any, ...]]:
         return {pair for choice in choices for pair in itertools.combinations(choice.items(), 2)}

@@ -69,6 +69,7 @@ def test_every_vocabulary_is_admitted_or_refused_with_its_reason(vocabulary: Cho
     assert found is None or found.startswith(tuple(expected))
 
 
+@pytest.mark.slow
 def test_every_arm_is_admitted_or_refused_with_its_reason() -> None:
     """The estimator does not matter here, nor does it in the arms that train below."""
     counts = {"admitted": 0, "refused": 0}

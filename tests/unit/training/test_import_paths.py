@@ -160,6 +160,7 @@ def test_ones_own_code_trains_as_ours(mine: Path, policy_folder: Path, pair: str
         assert one["train/grad_norm"]
 
 
+@pytest.mark.slow
 def test_an_engine_of_ones_own(mine: Path, policy_folder: Path) -> None:
     """It gives what the engine gives that it is made of, and its file is a source of the run."""
     ours = {"sampler": {"engine": "transformers", "dtype": "float32"}}

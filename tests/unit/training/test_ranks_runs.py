@@ -90,6 +90,7 @@ def assert_same(found: Result, expected: Result) -> None:
 CASES = [(before, after, arm) for before, after in ((2, 1), (1, 2)) for arm in ARMS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", rest_long([(2, 1, "budget")], CASES, lambda case: "-".join(map(str, case))))
 def test_a_run_goes_on_with_another_number_of_ranks(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, case: tuple[int, int, str]

@@ -102,6 +102,7 @@ def test_a_verified_run_has_no_mismatch(trained: tuple[Path, list[str]]) -> None
     assert (tokens["logp_train"] == tokens["logp_infer"]).all()
 
 
+@pytest.mark.slow
 def test_it_evaluates(trained: tuple[Path, list[str]]) -> None:
     count, length = trained[1][-2].split()
     assert int(count) == 10

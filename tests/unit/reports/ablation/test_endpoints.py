@@ -24,6 +24,7 @@ from tailrl.stats.tests import NO_DIFFERENCE, Difference, holm
 NONE = Interval(math.nan, math.nan, math.nan, 0)
 
 
+@pytest.mark.slow
 def test_contrast_of_an_ablation(make_study: Callable[..., tuple[Study, Path]], tmp_path: Path) -> None:
     """How much a value moves one arm more than another, from the scores that were written."""
     dose = {

@@ -69,6 +69,7 @@ def test_a_snapshot_at_the_last_step_is_the_last_policy(make_study: Make) -> Non
     assert [(p.step, p.policies) for p in points] == [(0, 1), (30, 2), (60, 2)]
 
 
+@pytest.mark.slow
 def test_the_report_shows_them_where_there_are_any(make_study: Make) -> None:
     made, folder = make_study(arms={"naive": {}, "mis": {"correction": {"sequence": "mis"}}}, ablations={})
     assert not has_snapshots(read_results(made, folder, made.arms))

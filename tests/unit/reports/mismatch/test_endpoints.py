@@ -236,6 +236,7 @@ def test_ratios_are_of_geometric_means() -> None:
     assert (line.p, math.log10(line.high)) == pytest.approx((expected.p, expected.high))
 
 
+@pytest.mark.slow
 def test_the_null_of_the_unmasked_divergence_holds_its_level() -> None:
     rng, trials, wrong = np.random.default_rng(3), 100, 0
     for _ in range(trials):

@@ -143,6 +143,7 @@ def test_claims_and_survival(whole: tuple[Study, Path], report: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_one_seed_one_step_one_arm(make_study: Callable[..., tuple[Study, Path]], tmp_path: Path) -> None:
     study, folder = make_study(seeds=[5], training={"steps": 1}, arms={"only": {}}, ablations={})
     write_report(study, folder, tmp_path / "out")
@@ -153,6 +154,7 @@ def test_one_seed_one_step_one_arm(make_study: Callable[..., tuple[Study, Path]]
     assert rows(tmp_path / "out" / "tables" / "evaluation.csv")[0]["avg_low"] == ""
 
 
+@pytest.mark.slow
 def test_metrics_that_are_absent_or_null(make_study: Callable[..., tuple[Study, Path]], tmp_path: Path) -> None:
     study, folder = make_study(seeds=[0, 1], training={"steps": 4}, ablations={})
     path = folder / "train" / "naive" / "seed0" / "metrics.jsonl"
