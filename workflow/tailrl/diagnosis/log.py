@@ -168,17 +168,22 @@ def pack(rows: Sequence[LoggedRow]) -> Log:
         found: NDArray[Any] = np.concatenate(parts).astype(dtype)
         return found
 
-    of_rows = {
-        f"{name}_S": np.array([getattr(row, name) for row in rows], np.float64)
-        for name in ("step", "version", "reward", "prompt")
-    }
+    def each(name: str) -> FloatArray:
+        return np.array([getattr(row, name) for row in rows], np.float64)
+
     return Log(
         start_S=start_S,
         sequence_T=np.repeat(np.arange(len(rows)), lengths_S),
         position_T=np.arange(lengths_S.sum()) - np.repeat(start_S, lengths_S),
+        sampler_T=tokens("sampler_T", np.nan, np.float64),
+        trainer_T=tokens("trainer_T", np.nan, np.float64),
         token_T=tokens("token_T", -1, np.int64),
-        **{f"{name}_T": tokens(f"{name}_T", np.nan, np.float64) for name in (*SIDES, *OPTIONAL_NUMBERS, "seen")},
-        **of_rows,
+        **{f"{name}_T": tokens(f"{name}_T", np.nan, np.float64) for name in OPTIONAL_NUMBERS},
+        seen_T=tokens("seen_T", np.nan, np.float64),
+        step_S=each("step"),
+        version_S=each("version"),
+        reward_S=each("reward"),
+        prompt_S=each("prompt"),
         text_S=tuple(row.text for row in rows),
         labels_S=tuple(row.labels for row in rows),
         whole_S=tuple(row.whole_T for row in rows),

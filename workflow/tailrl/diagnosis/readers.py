@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.progress import Progress
 
 from tailrl.diagnosis.documents import rows_of_document
 from tailrl.diagnosis.folders import log_files, of_folder
@@ -89,6 +87,9 @@ def read_with_progress(
     paths: Sequence[Path], left_out: LeftOut | None = None, columns: Columns = None
 ) -> Iterator[tuple[str, Log]]:
     """The same as `read_log`, with a bar on stderr where that is a terminal."""
+    from rich.console import Console
+    from rich.progress import Progress
+
     total = sum(file.stat().st_size for file in log_files(paths, LeftOut()) if file.exists())
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
