@@ -61,11 +61,12 @@ figure1: venv
 	$(IN_VENV) tailrl plan studies/paper.yaml --gpus $(GPUS) --memory $(MEMORY) && \
 		snakemake --cores all figure1 --configfile studies/paper.yaml --set-resources train:ranks=$(GPUS) evaluate:ranks=$(GPUS) $(ARGS)
 
-# A process on each core, which take file after file; the tiny study and the workflow's tests, the longest, go first.
-test: venv  ## the tests, one tiny whole study among them: five minutes
+# A process on each core, which take file after file; the tiny study and the workflow's tests, the longest, go first. Both
+# are slow ones.
+test: venv  ## the tests but the slow ones: five minutes
 	$(TWO_WORKERS) -m "not slow and not long" $(TESTED) $(ARGS)
 
-test-slow: venv  ## slower tests, of many cases two; the last line says what did not run: a quarter of an hour
+test-slow: venv  ## a tiny whole study and other slow tests, of many cases two; the last line says what did not run: twenty minutes
 	$(TWO_WORKERS) -m "slow and not long" $(TESTED) $(ARGS)
 
 test-long: venv  ## every case of the slower tests, and those that take many minutes: an hour

@@ -30,6 +30,8 @@ CASES_IN_CI = 2
 TINY = ScratchPolicy(vocabulary_size=600, hidden_size=64, layers=2, heads=2, intermediate_size=96, max_length=64)
 
 
+WHOLE = ("e2e", "workflow")  # the folders of tests with Snakemake
+
 # A time limit on an example fails on a busy machine.
 hypothesis.settings.register_profile("any machine", deadline=None)
 hypothesis.settings.load_profile("any machine")
@@ -47,7 +49,10 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A slow test of many cases runs two of them in CI; `make test-long` runs the others."""
+    """A slow test of many cases runs two of them in CI; `make test-long` runs the others.
+
+    A test that runs a study or plans one with Snakemake is slow, whatever it says.
+    """
     cases: Counter[str] = Counter()
     for item in items:
         if item.get_closest_marker("slow"):
@@ -55,6 +60,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             cases[test] += 1
             if cases[test] > CASES_IN_CI:
                 item.add_marker("long")
+        if item.path.parent.name in WHOLE:
+            item.add_marker("slow")
 
 
 def pytest_collection_finish() -> None:

@@ -125,7 +125,6 @@ def planned(workflow: Workflow, *words: str) -> dict[str, int]:
     return {rule: int(count) for rule, count in (line.split() for line in table.splitlines())}
 
 
-@pytest.mark.slow
 def test_all_and_ablations_are_a_whole_study(workflow: Workflow) -> None:
     study = STUDIES["tiny"]
     jobs = planned(workflow, "all", "ablations", "--configfile", TINY)
@@ -198,7 +197,6 @@ def test_figure_1_is_of_a_study_that_keeps_policies_on_the_way(workflow: Workflo
     assert (jobs["train"], jobs["figure1"], jobs["summarise"]) == (3, 1, 1)
 
 
-@pytest.mark.slow
 def test_the_file_of_the_catalogue_is_the_same_workflow(workflow: Workflow) -> None:
     """Which Snakemake's catalogue, and `module`, expect at workflow/Snakefile."""
     assert planned(workflow, "--snakefile", "workflow/Snakefile")["train"] == planned(workflow)["train"]
@@ -239,7 +237,6 @@ def test_a_misspelt_target(workflow: Workflow) -> None:
 MADE_FOR = ("smollm2", "smollm2_checks", "smollm2_fp8")
 
 
-@pytest.mark.slow
 def test_a_model_that_the_workflow_makes_need_not_be_there(workflow: Workflow) -> None:
     """Any other folder has to."""
     assert {getattr(STUDIES[name].policy, "path", "") for name in MADE_FOR} == set(MADE_MODELS)

@@ -94,7 +94,6 @@ def test_operational_settings_make_no_probe_stale(finished_whole: Workflow) -> N
     assert finished_whole.plan(*TARGETS, study=finished_whole.write_study(OPERATIONAL)) == []
 
 
-@pytest.mark.slow
 def test_operational_settings_make_nothing_stale(finished: Workflow) -> None:
     study = finished.write_study(OPERATIONAL)
     assert finished.plan(study=study) == []
@@ -102,7 +101,6 @@ def test_operational_settings_make_nothing_stale(finished: Workflow) -> None:
     assert set(trained("naive")) <= set(finished.plan(study=study)), "beside them any other setting still counts"
 
 
-@pytest.mark.slow
 def test_a_job_that_runs_has_the_operational_settings(tmp_path: Path) -> None:
     """Here a job only says its settings, and ends with an error."""
     workflow = copy_workflow(tmp_path / "study")
@@ -180,7 +178,6 @@ def test_what_an_edit_changes_runs_again_and_nothing_else(finished: Workflow) ->
         assert finished.plan() == sorted([*trained("more"), *REPORTED])
 
 
-@pytest.mark.slow
 def test_a_data_file_is_an_input(tmp_path: Path) -> None:
     """Were it not, a new version of the file would leave the old problems in place."""
     workflow = copy_workflow(tmp_path)

@@ -80,7 +80,6 @@ def test_the_default_study_is_used_by_itself(workflow: Workflow) -> None:
     }
 
 
-@pytest.mark.slow
 def test_a_cpu_without_a_formats_instructions_leaves_its_arms_out(workflow: Workflow) -> None:
     (workflow.folder / "cpuinfo").write_text("processor\t: 0\nflags\t\t: fpu avx2\n")
     (workflow.folder / "coarse.yaml").write_text(
@@ -119,7 +118,6 @@ def test_the_base_policy_is_evaluated_without_training(workflow: Workflow) -> No
     assert workflow.plan("results/tiny/eval/base.json") == sorted([*PREPARED, "evaluate base"])
 
 
-@pytest.mark.slow
 def test_a_baseline_is_the_base_policy_at_another_temperature(workflow: Workflow) -> None:
     """It is evaluated again, and only the report is made again for it."""
     more = workflow.write_study({"baselines": [0.01, 0.3]})
@@ -147,7 +145,6 @@ def test_a_value_more_in_an_ablation_plans_the_jobs_of_that_value_more(workflow:
     assert sorted(set(after) - set(before)) == sorted(jobs("rho=0.34-V"))
 
 
-@pytest.mark.slow
 def test_no_command_holds_settings(workflow: Workflow) -> None:
     """The system takes arguments of at most 128 KiB. A dry run writes no file of settings either."""
     # 150 ways to train, whose settings are 300 kB together.
@@ -182,7 +179,6 @@ def test_what_a_study_extends_is_part_of_it(workflow: Workflow) -> None:
     assert planned == sorted([*prepared, *trained, "evaluate base", "table and figure of the ablation rho"])
 
 
-@pytest.mark.slow
 def test_the_number_of_ranks_is_a_resource(workflow: Workflow) -> None:
     """One process, unless a profile or the command line gives the rule more."""
     plan = ("snakemake", "--dry-run", "--printshellcmds", "train_naive", "--configfile", TINY)
@@ -191,7 +187,6 @@ def test_the_number_of_ranks_is_a_resource(workflow: Workflow) -> None:
         assert len(re.findall(rf"tailrl job train .* --ranks {count} 2>>", output)) == 2, output
 
 
-@pytest.mark.slow
 def test_the_gradients_need_neither_policy_nor_training(workflow: Workflow) -> None:
     jobs_alone = ["gradient estimators on tiny models", "table and figure of the gradient estimators"]
     assert workflow.plan("gradients") == jobs_alone
@@ -223,7 +218,6 @@ def test_a_data_file_that_is_gone_is_named(workflow: Workflow) -> None:
     assert "problems.jsonl" in refusal(workflow.run("snakemake", "--dry-run", "--configfile", study))
 
 
-@pytest.mark.slow
 def test_a_job_depends_on_its_own_engine_alone(tmp_path: Path) -> None:
     """Else a change in an engine that a study never uses would compute it again.
 

@@ -26,10 +26,11 @@ print((resident() - before) / (full - before))
 
 
 @pytest.mark.parametrize(
-    ("idle", "left"), [(2**24, (0.0, 0.1)), pytest.param(2**28, (0.9, 1.1), marks=pytest.mark.slow)]
+    ("idle", "least", "most"),
+    [(2**24, float("-inf"), 0.1), pytest.param(2**28, 0.9, 1.1, marks=pytest.mark.slow)],
 )
-def test_much_freed_memory_goes_back_and_little_stays(idle: int, left: tuple[float, float]) -> None:
-    """128 MiB, with a limit of 16 and of 256."""
+def test_much_freed_memory_goes_back_and_little_stays(idle: int, least: float, most: float) -> None:
+    """128 MiB, with a limit of 16 and of 256. A system short of memory may take more than was freed."""
     program = PROGRAM.format(idle=idle, count=128)
     ended = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
-    assert left[0] <= float(ended.stdout) <= left[1]
+    assert least <= float(ended.stdout) <= most
