@@ -10,7 +10,7 @@ from tailrl.tasks import scoring
 from tailrl.tasks.problem import Problem
 from tailrl.tasks.registry import load_task
 from tailrl.tasks.scoring import score
-from tailrl.tasks.words import WORDS
+from tailrl.tasks.word_list import WORDS
 
 PLAIN = AcrosticTask(name="acrostic", problems=400, letters=(2, 6), seed=4)
 

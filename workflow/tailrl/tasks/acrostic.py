@@ -14,7 +14,7 @@ import random
 from tailrl.config.tasks.acrostic import AcrosticTask
 from tailrl.tasks.loaded import Loaded, generated
 from tailrl.tasks.problem import Problem
-from tailrl.tasks.words import WORDS
+from tailrl.tasks.word_list import WORDS
 
 
 def load(task: AcrosticTask) -> Loaded:

@@ -13,7 +13,7 @@ from tailrl.tasks.answers import integer, last_boxed
 from tailrl.tasks.loaded import canonical
 from tailrl.tasks.problem import Problem
 from tailrl.tasks.verifier import MathVerifier
-from tailrl.tasks.words import WORDS
+from tailrl.tasks.word_list import WORDS
 
 
 def score(response: str, answer: str, compared: str = "math") -> float:
