@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from findings.lookups import RESULTS, ROOT, settings_of
+from tailrl.artifacts.evaluation import Samples
 from tailrl.artifacts.published import PAGE, SUMMARY, Rows, has_part, replace_published
 from tailrl.artifacts.tables import read_csv, write_csv
 from tailrl.config.results import whole_and_part
@@ -21,6 +22,11 @@ from tailrl.reports.overview.all_studies import claims_page
 from tailrl.reports.overview.evidence import read_answers
 from tailrl.reports.parts.page import write_pooled
 from tailrl.runtime.errors import StudyError
+from tailrl.stats.intervals import mean_interval
+from tailrl.tasks.answers import last_boxed
+from tailrl.tasks.loaded import canonical
+from tailrl.tasks.problem import read_problems
+from tailrl.tasks.scoring import reward_of
 
 TABLES = (
     *("arms", "claims", "collapses", "course", "differences", "evaluation", "first_k3", "flips", "k3_ratios"),
@@ -68,7 +74,8 @@ def publish(study: str, results: Path, published: Path) -> list[Path]:
         shutil.copy(page, target)
     whole = settings_of(whole_and_part(study)[0])
     is_part = study in whole.pooled_parts
-    replace_published(published, study, tables_of(source, TABLES if is_part else TABLES + OF_FIGURES))
+    tables = tables_of(source, TABLES if is_part else TABLES + OF_FIGURES)
+    replace_published(published, study, tables | {"distinct": distinct_answers(source)})
     if not is_part:
         return [out]
     return [out, _pool(whole, published)]
@@ -88,6 +95,35 @@ def tables_of(source: Path, names: Sequence[str] = TABLES) -> dict[str, Rows]:
     for table, page, path in sorted(placed, key=lambda one: (one[1] != SUMMARY, one[1])):
         tables.setdefault(table, []).extend({PAGE: page, **row} for row in read_csv(path))
     return tables
+
+
+def distinct_answers(source: Path) -> Rows:
+    """How many different right answers the samples of a problem have, by arm: the mean over problems.
+
+    Intervals are over seeds; of the untrained policy over problems. No row where a problem has one right answer alone.
+    """
+    file = source / "data/evaluation.jsonl"
+    problems = {problem.id: problem for problem in read_problems(file)} if file.is_file() else {}
+    if {problem.compared for problem in problems.values()} != {"initials"}:
+        return []
+    rows: Rows = []
+    for path in sorted((source / "eval").glob("*.samples.jsonl")):
+        right_by_seed: dict[int, list[list[str]]] = {}
+        for line in path.read_text(encoding="utf-8").splitlines():
+            sample = Samples.model_validate_json(line)
+            if sample.step is None:
+                answers = [response for response in sample.responses if reward_of(response, problems[sample.id]) == 1]
+                boxed = [canonical(last_boxed(response) or "") for response in answers]
+                right_by_seed.setdefault(sample.seed, []).append(boxed)
+        right, distinct = (
+            [[count(boxed) for boxed in seed] for seed in right_by_seed.values()]
+            for count in (len, lambda boxed: len(set(boxed)))
+        )
+        found = mean_interval(distinct[0] if len(distinct) == 1 else [mean_interval(seed).mean for seed in distinct])
+        values = {"right": mean_interval([value for seed in right for value in seed]).mean}
+        values |= {"distinct_mean": found.mean, "distinct_low": found.low, "distinct_high": found.high}
+        rows.append({PAGE: SUMMARY, "arm": path.name.partition(".")[0], **{k: f"{v:.9g}" for k, v in values.items()}})
+    return rows
 
 
 def _stem(path: Path) -> str:

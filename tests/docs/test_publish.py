@@ -6,9 +6,11 @@ import pytest
 from pages_fixture import DOCS
 
 import publish
+from tailrl.artifacts.evaluation import Samples, write_samples
 from tailrl.artifacts.published import read_published, write_table
 from tailrl.artifacts.tables import write_csv
 from tailrl.runtime.errors import StudyError
+from tailrl.tasks.problem import Problem, write_problems
 
 DIGESTS = publish.digests(DOCS / "results")
 
@@ -70,3 +72,23 @@ def test_the_settings_of_a_published_study_do_not_change(tmp_path: Path) -> None
     (tmp_path / publish.DIGESTS).write_text("study,digest\nmoe,0123456789abcdef\n", encoding="utf-8")
     with pytest.raises(StudyError, match="moe was published with other settings"):
         publish.publish("moe", tmp_path / "results", tmp_path)
+
+
+def test_different_right_answers_are_counted_where_a_problem_has_several(tmp_path: Path) -> None:
+    """Two seeds of two problems; by hand 2 and 0 different ones of 3 and 0 right, and 1 and 1 of 1 and 2."""
+    problems = [Problem(letters, f"{letters}\n", letters, compared="initials") for letters in ("k b", "o b")]
+    write_problems(problems, tmp_path / "data/evaluation.jsonl")
+    king, kite, oak, wrong = (f"\\boxed{{{line}}}" for line in ("king bread", "kite bush", "oak bird", "bread king"))
+    spaced = king.replace(" ", "  ")
+    samples = [
+        Samples(seed=1, id="k b", answer="k b", responses=[king, kite, spaced]),
+        Samples(seed=1, id="o b", answer="o b", responses=[wrong, king, ""]),
+        Samples(seed=2, id="k b", answer="k b", responses=[kite, wrong, wrong]),
+        Samples(seed=2, id="o b", answer="o b", responses=[oak, oak, wrong]),
+        Samples(seed=2, step=40, id="o b", answer="o b", responses=[oak, oak, oak]),
+    ]
+    write_samples(tmp_path / "eval/naive.samples.jsonl", samples)
+    (row,) = publish.distinct_answers(tmp_path)
+    assert (row["page"], row["arm"], row["right"], row["distinct_mean"]) == ("summary", "naive", "1.5", "1")
+    write_problems([Problem("k b", "k b\n", "king bread", compared="text")], tmp_path / "data/evaluation.jsonl")
+    assert publish.distinct_answers(tmp_path) == []

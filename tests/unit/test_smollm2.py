@@ -9,7 +9,7 @@ from tailrl.config.tasks.arithmetic import ArithmeticTask
 from tailrl.config.tasks.words import WordsTask
 from tailrl.tasks.registry import load_task
 from tailrl.tasks.scoring import score
-from tailrl.tasks.words import WORDS
+from tailrl.tasks.word_list import WORDS
 
 
 def test_worked_examples_of_words_that_no_problem_has_stand_before_the_problem() -> None:

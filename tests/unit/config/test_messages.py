@@ -29,13 +29,13 @@ from tailrl.runtime.errors import StudyError
         ),
         (
             {"task": {"name": "arithmetics"}},
-            "task.name: must be one of aime25, arithmetic, chain, dapo_math, lm_eval, words (given: 'arithmetics') "
-            "(did you mean 'arithmetic'?)",
+            "task.name: must be one of acrostic, aime25, arithmetic, chain, dapo_math, lm_eval, words "
+            "(given: 'arithmetics') (did you mean 'arithmetic'?)",
         ),
         ({"policy": None}, "policy: must be a block whose source is one of pretrained, scratch (given: null)"),
         (
             {"policy": {"warm_start": {"stages": [{"name": "dapo_math"}]}}},
-            "policy.warm_start.stages.0.name: must be one of arithmetic, chain, words (given: 'dapo_math')",
+            "policy.warm_start.stages.0.name: must be one of acrostic, arithmetic, chain, words (given: 'dapo_math')",
         ),
     ],
 )

@@ -7,7 +7,7 @@ from tailrl.runtime.errors import StudyError
 from tailrl.tasks.problem import Problem
 from tailrl.tasks.registry import load_task
 from tailrl.tasks.scoring import score
-from tailrl.tasks.words import WORDS
+from tailrl.tasks.word_list import WORDS
 
 PLAIN = WordsTask(name="words", problems=400, words=(2, 5), seed=4)
 

@@ -10,9 +10,9 @@ from tailrl.runtime.import_path import is_import_path
 from tailrl.runtime.jsonl import numbered_lines
 from tailrl.runtime.limits import regular
 
-COMPARED = ("math", "integer", "text")
-"""How `tasks.scoring` compares an answer: as a number or formula, as a written integer, or as text. A problem may
-have the import path of a reward of the user's own instead."""
+COMPARED = ("math", "integer", "text", "initials")
+"""How `tasks.scoring` compares an answer: as a number or formula, as a written integer, as text, or as the initials of
+any words of a list. A problem may have the import path of a reward of the user's own instead."""
 
 
 @dataclass(frozen=True, slots=True)

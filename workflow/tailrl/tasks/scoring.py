@@ -13,6 +13,7 @@ from tailrl.tasks.answers import integer, last_boxed
 from tailrl.tasks.loaded import canonical
 from tailrl.tasks.problem import Problem
 from tailrl.tasks.verifier import MathVerifier
+from tailrl.tasks.word_list import WORDS
 
 
 def score(response: str, answer: str, compared: str = "math") -> float:
@@ -91,7 +92,20 @@ def same_text(boxed: str, answer: str) -> bool:
     return canonical(boxed) == canonical(answer)
 
 
-SAME: dict[str, Callable[[str, str], bool]] = {"math": same_math, "integer": same_integer, "text": same_text}
+def has_initials(boxed: str, answer: str) -> bool:
+    """Whether the text is different words of the list, one for each letter of the answer, with it as their initial."""
+    words = boxed.split()
+    return [word[0] for word in words] == answer.split() and len(set(words)) == len(words) and _LISTED.issuperset(words)
+
+
+_LISTED = frozenset(WORDS)
+
+SAME: dict[str, Callable[[str, str], bool]] = {
+    "math": same_math,
+    "integer": same_integer,
+    "text": same_text,
+    "initials": has_initials,
+}
 
 
 @cache
