@@ -112,7 +112,8 @@ def test_the_prompt_of_another_request_is_named_however_far_away(folder: Path, p
     assert "with the prompt of another request" in verdict(explanation)[0]
 
 
-@pytest.mark.parametrize("side", [pytest.param("sampler", marks=slow), "trainer"])
+@pytest.mark.slow
+@pytest.mark.parametrize("side", ["sampler", "trainer"])
 def test_the_referee_says_whose_fault_it_is(folder: Path, prompts: list[list[int]], side: str) -> None:
     model = load(folder)
     responses, cooled = sampled(model, prompts, TOKENS, temperature=0.6)

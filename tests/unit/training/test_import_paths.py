@@ -149,7 +149,15 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.usefixtures("plain_samplers")
-@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize(
+    "pair",
+    [
+        "token weight",
+        pytest.param("response's weight and estimator", marks=pytest.mark.slow),
+        pytest.param("rejection", marks=pytest.mark.slow),
+        "loss",
+    ],
+)
 def test_ones_own_code_trains_as_ours(mine: Path, policy_folder: Path, pair: str) -> None:
     """A user's own version of a remedy of ours gives the same run; what it truncates it does not say."""
     arms = [{**arm, "deliberate": True} for arm in PAIRS[pair]]

@@ -50,6 +50,9 @@ ARMS: dict[str, dict[str, Any]] = {
 }
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def trained(
     policy_folder: Path, problems: list[Problem], tmp_path_factory: pytest.TempPathFactory
@@ -92,7 +95,6 @@ def test_two_steps_train(trained: tuple[Path, list[str]]) -> None:
     assert coarse[1]["rollout_corr_unmasked/delta_abs_mean"] < 0.1
 
 
-@pytest.mark.slow
 def test_a_verified_run_has_no_mismatch(trained: tuple[Path, list[str]]) -> None:
     steps = steps_of(trained[0], "verified")
     assert {step["rollout_corr/delta_abs_max"] for step in steps} == {0.0}
@@ -102,7 +104,6 @@ def test_a_verified_run_has_no_mismatch(trained: tuple[Path, list[str]]) -> None
     assert (tokens["logp_train"] == tokens["logp_infer"]).all()
 
 
-@pytest.mark.slow
 def test_it_evaluates(trained: tuple[Path, list[str]]) -> None:
     count, length = trained[1][-2].split()
     assert int(count) == 10
