@@ -4,8 +4,8 @@
     make -C ../before bench-quick && make bench-quick      # both environments, with the peers
     python benchmarks/two_commits.py ../before . --folder results/two_commits --out docs/results/two_commits.csv
 
-Wants an idle machine for most of an hour. A ratio is one within a run (to TRL, of the exact engine to another), so a
-machine that slows down moves both sides of it. Files that lie in `--folder` are not measured again.
+Wants an idle machine for ten minutes. A ratio is one to TRL within a run, so a machine that slows down moves both sides
+of it. Files that lie in `--folder` are not measured again.
 """
 
 import argparse
@@ -15,41 +15,32 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-BENCHMARKS = {
-    "update": ("case", "ratio_to_trl", {"OMP_NUM_THREADS": "1"}),
-    "step": ("case", "ratio_to_trl", {"OMP_NUM_THREADS": "1"}),
-    "rollout": ("policy,engine", "exact_over_this", {}),
-}
-"""Scripts of this folder: the columns that name a case, the one of its ratio, and the variables that it runs with."""
-
-RENAMED = {"default study": "4 layers of 128"}
-"""A policy that an older commit calls by another name."""
-
+SCRIPTS = ("update", "step")
 SIDES = ("before", "now")
+RATIO = "ratio_to_trl"
 
 
 def measure(checkout: Path, script: str, out: Path) -> None:
     """Run a script of a checkout in that checkout's environment; raises CalledProcessError where it fails."""
-    environment = {**os.environ, **BENCHMARKS[script][2], "PYTHONPATH": "workflow/scripts"}
-    command = [".venv/bin/python", f"benchmarks/{script}.py", "--out", str(out.resolve())]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": "workflow/scripts"}
+    command = [".venv/bin/python", f"benchmarks/{script}.py", "--repeats", "5", "--out", str(out.resolve())]
     subprocess.run(command, cwd=checkout, env=environment, check=True)
 
 
-def rows(folder: Path, script: str, side: str) -> dict[tuple[str, ...], dict[str, str]]:
-    """The lines that a script wrote, by the columns that name a case."""
-    names = BENCHMARKS[script][0].split(",")
-    with (folder / side / f"{script}.csv").open(newline="", encoding="utf-8") as lines:
-        return {tuple(RENAMED.get(line[name], line[name]) for name in names): line for line in csv.DictReader(lines)}
+def rows(file: Path) -> dict[str, dict[str, str]]:
+    """The lines that a script wrote, by case."""
+    with file.open(newline="", encoding="utf-8") as lines:
+        return {line["case"]: line for line in csv.DictReader(lines)}
 
 
 def compared(folder: Path, commits: dict[str, str]) -> Iterator[dict[str, str]]:
     """A line a case that both sides have: the median ratio of each and its range over the rounds."""
-    for script, (_, ratio, _) in BENCHMARKS.items():
-        before, now = (rows(folder, script, side) for side in SIDES)
-        for case in before.keys() & now.keys():
-            line = {"benchmark": script, "case": ", ".join(case)}
-            for side, found in (("before", before[case]), ("now", now[case])):
-                line |= {f"{side}{end}": found[f"{ratio}{end}"] for end in ("", "_min", "_max")}
+    for script in SCRIPTS:
+        found = {side: rows(folder / side / f"{script}.csv") for side in SIDES}
+        for case in sorted(found["before"].keys() & found["now"].keys()):
+            line = {"benchmark": script, "case": case}
+            for side in SIDES:
+                line |= {f"{side}{end}": found[side][case][f"{RATIO}{end}"] for end in ("", "_min", "_max")}
             yield line | {f"commit_{side}": commits[side] for side in SIDES}
 
 
@@ -67,13 +58,13 @@ def main() -> None:
         ).stdout.strip()
         for side, checkout in checkouts.items()
     }
-    for script in BENCHMARKS:
+    for script in SCRIPTS:
         for side, checkout in checkouts.items():
             out = options.folder / side / f"{script}.csv"
             out.parent.mkdir(parents=True, exist_ok=True)
             if not out.exists():
                 measure(checkout, script, out)
-    lines = sorted(compared(options.folder, commits), key=lambda line: (line["benchmark"], line["case"]))
+    lines = list(compared(options.folder, commits))
     with options.out.open("w", newline="", encoding="utf-8") as opened:
         writer = csv.DictWriter(opened, lines[0])
         writer.writeheader()
