@@ -8,7 +8,6 @@ reads the policy that was written, and its logits are compared with ours.
 """
 
 import argparse
-import csv
 import json
 import os
 import re
@@ -22,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from families import PACKED, REFUSED, tiny_config, write_family
+from table import write_csv
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tailrl.config.sampler import SamplerSettings
@@ -202,10 +202,7 @@ def main() -> None:
     for row in lines(arguments.only, arguments.older):
         print(row, flush=True)
         rows.append(row)
-    with arguments.out.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
+    write_csv(rows, arguments.out)
 
 
 if __name__ == "__main__":

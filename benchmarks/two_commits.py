@@ -15,6 +15,8 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+from table import write_csv
+
 SCRIPTS = ("update", "step")
 SIDES = ("before", "now")
 RATIO = "ratio_to_trl"
@@ -64,11 +66,7 @@ def main() -> None:
             out.parent.mkdir(parents=True, exist_ok=True)
             if not out.exists():
                 measure(checkout, script, out)
-    lines = list(compared(options.folder, commits))
-    with options.out.open("w", newline="", encoding="utf-8") as opened:
-        writer = csv.DictWriter(opened, lines[0])
-        writer.writeheader()
-        writer.writerows(lines)
+    write_csv(list(compared(options.folder, commits)), options.out)
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ def test_every_cause_has_words_evidence_and_a_probability() -> None:
 
 
 def test_evidence_names_numbers_that_there_are() -> None:
-    """A sentence whose number nobody gives would never be said."""
+    """A sentence is left out where one of its numbers is missing: a misspelt name would always leave it out."""
     sentences = "".join(sentence for said in cause_words().values() for sentence in said.evidence)
     given = {*re.findall(r'"(\w+)"', inspect.getsource(evidence_module)), "seen", "new"}
     given |= {f"times_{name}" for name in evidence_module.TIMES}

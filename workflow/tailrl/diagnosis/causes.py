@@ -19,7 +19,7 @@ from tailrl.diagnosis.features import features, seen_apart
 from tailrl.diagnosis.measure import Measured
 from tailrl.diagnosis.signals import Signals
 from tailrl.diagnosis.sure import beyond_sixteen_bits, settled, shapes
-from tailrl.runtime.data_files import yaml_beside
+from tailrl.runtime.data_files import models_beside
 
 AGREE = 1e-4  # nats: two sides whose log-probs differ by less, in the root of the mean square, agree as float32 does
 FLOORS = 3.0  # a mean square of ℓ below so many times that of the noise floor is no mismatch beyond it
@@ -86,8 +86,7 @@ class CauseWords(Record):
 @cache
 def cause_words() -> dict[str, CauseWords]:
     """The words of every cause, by name."""
-    given = yaml_beside(__file__, "causes.yaml")
-    return {name: CauseWords.model_validate(said) for name, said in given.items()}
+    return models_beside(__file__, "causes.yaml", CauseWords)
 
 
 def find_causes(measured: Measured) -> tuple[Cause, ...]:

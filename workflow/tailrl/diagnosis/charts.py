@@ -19,7 +19,7 @@ from tailrl.diagnosis.measure import LOGIT_CELLS, NATS_EDGES, POSITION_EDGES, Me
 from tailrl.diagnosis.signals import LOGIT_EDGE
 from tailrl.page_parts.drawing import LAW, MARK, PAGE, chart, in_page, set_magnitudes
 from tailrl.page_parts.number_text import short
-from tailrl.runtime.data_files import yaml_beside
+from tailrl.runtime.data_files import models_beside
 from tailrl.stats.intervals import Interval, ratio_interval
 
 MOST_BARS = 24  # bins of responses, by mean |Δ| or by step
@@ -43,8 +43,7 @@ class ChartWords(Record):
 @cache
 def chart_words() -> dict[str, ChartWords]:
     """The words of each chart, by its name."""
-    said = yaml_beside(__file__, "charts.yaml")
-    return {name: ChartWords.model_validate(words) for name, words in said.items()}
+    return models_beside(__file__, "charts.yaml", ChartWords)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tailrl.artifacts.files import Record
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.diagnosis.log import SIDES, IntArray, Log
-from tailrl.runtime.data_files import yaml_beside
+from tailrl.runtime.data_files import models_beside
 
 FEWEST = 20  # tokens that a check needs
 NEARLY_ALL = 0.99  # of the tokens: a few may have been made in another way
@@ -46,8 +46,7 @@ class FaultWords(Record):
 @cache
 def fault_words() -> dict[str, FaultWords]:
     """The words for each fault, by its name."""
-    said = yaml_beside(__file__, "exact_checks.yaml")
-    return {name: FaultWords.model_validate(words) for name, words in said.items()}
+    return models_beside(__file__, "exact_checks.yaml", FaultWords)
 
 
 @dataclass(frozen=True, slots=True)

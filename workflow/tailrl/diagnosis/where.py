@@ -25,7 +25,7 @@ from tailrl.artifacts.files import Record
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.diagnosis.log import IntArray, Log, from_end
 from tailrl.objective.kl_estimates import k3
-from tailrl.runtime.data_files import yaml_beside
+from tailrl.runtime.data_files import models_beside
 from tailrl.stats.intervals import Interval, ratio_interval
 
 MOST = 2 / 3  # of the mismatch, that a place holds
@@ -68,8 +68,7 @@ class WhereWords(Record):
 @cache
 def where_words() -> dict[str, WhereWords]:
     """The words of each grouping, by its name."""
-    said = yaml_beside(__file__, "where.yaml")
-    return {name: WhereWords.model_validate(words) for name, words in said.items()}
+    return models_beside(__file__, "where.yaml", WhereWords)
 
 
 @dataclass(frozen=True, slots=True)

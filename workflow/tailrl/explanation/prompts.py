@@ -57,7 +57,7 @@ def _encoded(text: str, tokenizer: Any, where: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Sought:
-    """A response whose prompt is looked for: its ids, and the columns of which one should have the model's numbers."""
+    """A response whose prompt is looked for: its token ids, and columns. One should hold the model's numbers."""
 
     ids: Sequence[int]
     columns: Sequence[FloatArray]

@@ -4,9 +4,11 @@
     solution   \\boxed{king bread owl}
 
 Any different words of the list with these initials in this order are right: 4 * 8 * 5 lines here. So a problem's answer
-is its letters. In a corpus with slips any other word of the list may replace a word. A corpus with a habit puts the
-words into alphabetical order of their initials: the most probable answer of its base policy is wrong wherever the
-letters are in another order.
+is its letters.
+
+In a corpus with slips any other word of the list may replace a word. In a corpus with a habit the words are often in
+alphabetical order of their initials, whatever the order of the letters. Then the most probable answer of its base
+policy is wrong, unless the letters are in alphabetical order themselves.
 """
 
 import random

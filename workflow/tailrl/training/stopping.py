@@ -24,7 +24,7 @@ def signal(metrics: Mapping[str, float | None], name: str) -> float:
 
 
 def start_steps(steps: int) -> int:
-    """How many steps a run's own level is the mean of; `steps` are those of the whole run, as planned."""
+    """How many first steps make a run's own level. `steps`: how many the whole run is planned to have."""
     return max(FEWEST, math.ceil(START * steps))
 
 
@@ -37,7 +37,7 @@ def alarm_step(values_N: Sequence[float] | ArrayLike, factor: float, start: int)
     Args:
         values_N: (N,), the signal at each step until now.
         factor: positive, not 1.
-        start: the level is the mean of so many first steps; none of them raises an alarm.
+        start: the level is the mean of so many first steps. None of these steps raises an alarm.
     """
     values = np.asarray(values_N, dtype=np.float64)
     known = ~np.isnan(values[:start])
