@@ -92,14 +92,16 @@ def bare(options: argparse.Namespace, folder: Path) -> Row:
     """vLLM's own `generate` of a step's requests, without our processor and records."""
     from vllm import LLM, SamplingParams  # type: ignore[import-not-found,unused-ignore]
 
-    # On a CPU the share counts as this machine's memory, most of which other programs may have.
-    share = 0.9 if torch.cuda.is_available() else 0.1
+    # On a CPU a share counts as this machine's memory, which other programs have too: the cache's own size counts there.
+    on_gpu = torch.cuda.is_available()
     engine = LLM(
         str(folder / "policy"),
         trust_remote_code=False,
         dtype="bfloat16",
         max_model_len=PROMPT + options.response + 8,
-        gpu_memory_utilization=share,
+        gpu_memory_utilization=0.9 if on_gpu else 0.1,
+        kv_cache_memory_bytes=None if on_gpu else 2**30,
+        enforce_eager=not on_gpu,  # on a CPU compiling takes minutes
         seed=0,
     )
     sampling = SamplingParams(n=options.group, temperature=1.0, max_tokens=options.response)
