@@ -7,11 +7,13 @@ from functools import partial
 from itertools import combinations
 from pathlib import Path
 
+import yaml
 from jinja2 import Environment, StrictUndefined
 
 DOCS = Path(__file__).parents[1]
 RESULTS = DOCS / "results"
 PAGE = DOCS / "performance.md"
+HALF_HOUR = DOCS.parent / "tests/gpu/half_hour.yaml"
 
 
 class MissingRowError(Exception):
@@ -152,6 +154,23 @@ def gpu_checks() -> str:
     )
 
 
+def gpu_rehearsal() -> dict[str, object]:
+    """Rows of the first half hour on a GPU: those that two CPU cores executed, and the names of those that they cannot.
+
+    Raises:
+        ValueError: a row failed, or the file has other rows than the script.
+    """
+    made = rows("gpu_rehearsal.csv")
+    planned = [row["name"] for row in yaml.safe_load(HALF_HOUR.read_text(encoding="utf-8"))]
+    if [row["row"] for row in made] != planned:
+        raise ValueError(f"gpu_rehearsal.csv: other rows than {HALF_HOUR.name} has; rehearse it again")
+    if failed := [row["row"] for row in made if row["verdict"] not in ("done", "needs a GPU")]:
+        raise ValueError(f"gpu_rehearsal.csv: not done: {', '.join(failed)}")
+    left = [row["row"] for row in made if row["verdict"] != "done"]
+    minutes = sum(float(row["seconds"]) for row in made) / 60
+    return {"rows": len(made), "done": len(made) - len(left), "minutes": f"{minutes:.0f}", "left": "; ".join(left)}
+
+
 def gpu_logprobs() -> str:
     """Time and memory of the constrained log-probs on a GPU."""
     lines = (
@@ -197,7 +216,7 @@ def soak() -> dict[str, str]:
 
 MADE: tuple[Callable[[], object], ...] = (
     *(logprobs, memory, update, step, rollout, two_commits, profile, plan, soak),
-    *(gpu_checks, gpu_logprobs, gpu_small),
+    *(gpu_checks, gpu_rehearsal, gpu_logprobs, gpu_small),
 )
 
 

@@ -92,7 +92,7 @@ def bare(options: argparse.Namespace, folder: Path) -> Row:
     """vLLM's own `generate` of a step's requests, without our processor and records."""
     from vllm import LLM, SamplingParams  # type: ignore[import-not-found,unused-ignore]
 
-    # On a CPU a share counts as this machine's memory, which other programs have too: the cache's own size counts there.
+    # On a CPU a share is of the machine's memory, which other programs use too: there the cache has a size of its own.
     on_gpu = torch.cuda.is_available()
     engine = LLM(
         str(folder / "policy"),
