@@ -4,8 +4,8 @@
     make -C ../before bench-quick && make bench-quick      # both environments, with the peers
     python benchmarks/two_commits.py ../before . --folder results/two_commits --out docs/results/two_commits.csv
 
-Wants an idle machine for ten minutes. A ratio is one to TRL within a run, so a machine that slows down moves both sides
-of it. Files that lie in `--folder` are not measured again.
+Wants an idle machine for half an hour. A ratio is one to another case of the same run, so a machine that slows down
+moves both sides of it. Files that lie in `--folder` are not measured again.
 """
 
 import argparse
@@ -13,36 +13,53 @@ import csv
 import os
 import subprocess
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from table import write_csv
 
-SCRIPTS = ("update", "step")
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """A script of both checkouts, and what of its table is compared."""
+
+    script: str
+    arguments: tuple[str, ...]
+    threads: int
+    case: tuple[str, ...]  # the columns that name a case
+    ratio: str  # the column of the ratio; with `_min` and `_max` those of its range over the rounds
+
+
+BENCHMARKS = (
+    Benchmark("update", (), 1, ("case",), "ratio_to_trl"),
+    Benchmark("step", (), 1, ("case",), "ratio_to_trl"),
+    Benchmark("rollout", ("--policies", "4 layers of 128"), 2, ("policy", "engine"), "exact_over_this"),
+    Benchmark("logprobs", ("--size", "2048", "49152"), 2, ("tokens", "case"), "ratio"),
+)
 SIDES = ("before", "now")
-RATIO = "ratio_to_trl"
 
 
-def measure(checkout: Path, script: str, out: Path) -> None:
+def measure(checkout: Path, benchmark: Benchmark, out: Path) -> None:
     """Run a script of a checkout in that checkout's environment; raises CalledProcessError where it fails."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": "workflow/scripts"}
-    command = [".venv/bin/python", f"benchmarks/{script}.py", "--repeats", "5", "--out", str(out.resolve())]
-    subprocess.run(command, cwd=checkout, env=environment, check=True)
+    environment = {**os.environ, "OMP_NUM_THREADS": str(benchmark.threads), "PYTHONPATH": "workflow/scripts"}
+    command = [".venv/bin/python", f"benchmarks/{benchmark.script}.py", "--repeats", "5", "--out", str(out.resolve())]
+    subprocess.run([*command, *benchmark.arguments], cwd=checkout, env=environment, check=True)
 
 
-def rows(file: Path) -> dict[str, dict[str, str]]:
+def rows(file: Path, benchmark: Benchmark) -> dict[str, dict[str, str]]:
     """The lines that a script wrote, by case."""
     with file.open(newline="", encoding="utf-8") as lines:
-        return {line["case"]: line for line in csv.DictReader(lines)}
+        return {", ".join(line[column] for column in benchmark.case): line for line in csv.DictReader(lines)}
 
 
 def compared(folder: Path, commits: dict[str, str]) -> Iterator[dict[str, str]]:
     """A line a case that both sides have: the median ratio of each and its range over the rounds."""
-    for script in SCRIPTS:
-        found = {side: rows(folder / side / f"{script}.csv") for side in SIDES}
+    for benchmark in BENCHMARKS:
+        found = {side: rows(folder / side / f"{benchmark.script}.csv", benchmark) for side in SIDES}
         for case in sorted(found["before"].keys() & found["now"].keys()):
-            line = {"benchmark": script, "case": case}
+            line = {"benchmark": benchmark.script, "case": case}
             for side in SIDES:
-                line |= {f"{side}{end}": found[side][case][f"{RATIO}{end}"] for end in ("", "_min", "_max")}
+                line |= {f"{side}{end}": found[side][case][f"{benchmark.ratio}{end}"] for end in ("", "_min", "_max")}
             yield line | {f"commit_{side}": commits[side] for side in SIDES}
 
 
@@ -60,12 +77,12 @@ def main() -> None:
         ).stdout.strip()
         for side, checkout in checkouts.items()
     }
-    for script in SCRIPTS:
+    for benchmark in BENCHMARKS:
         for side, checkout in checkouts.items():
-            out = options.folder / side / f"{script}.csv"
+            out = options.folder / side / f"{benchmark.script}.csv"
             out.parent.mkdir(parents=True, exist_ok=True)
             if not out.exists():
-                measure(checkout, script, out)
+                measure(checkout, benchmark, out)
     write_csv(list(compared(options.folder, commits)), options.out)
 
 

@@ -25,6 +25,7 @@ from tailrl.model.tokenizer_trial import try_tokenizer
 from tailrl.runtime.atomic_files import unchanged
 from tailrl.runtime.errors import DataError, ModelError
 from tailrl.tasks.problem import Problem, read_problems
+from tailrl.training.muon import Muon
 
 TOKENIZER_SOLUTIONS = 2000
 """Worked solutions that the tokenizer is trained on; more would leave fewer tokens for the prose."""
@@ -125,6 +126,6 @@ def _optimizers(model: PreTrainedModel, learning_rate: float) -> list[torch.opti
     others = [p for p in model.parameters() if p.ndim != 2 or p is embedding]
     return [
         # Muon's updates have a fixed norm, so its rate has another unit; 7 times AdamW's was good at several rates.
-        torch.optim.Muon(matrices, lr=7 * learning_rate, momentum=0.9, weight_decay=0.0),
+        Muon(matrices, lr=7 * learning_rate, momentum=0.9),
         torch.optim.AdamW(others, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0),
     ]
