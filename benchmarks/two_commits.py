@@ -12,7 +12,7 @@ import argparse
 import csv
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,26 +24,29 @@ class Benchmark:
     """A script of both checkouts, and what of its table is compared."""
 
     script: str
-    arguments: tuple[str, ...]
+    arguments: Mapping[str, Sequence[str]]  # of each side
     threads: int
     case: tuple[str, ...]  # the columns that name a case
     ratio: str  # the column of the ratio; with `_min` and `_max` those of its range over the rounds
 
 
-BENCHMARKS = (
-    Benchmark("update", (), 1, ("case",), "ratio_to_trl"),
-    Benchmark("step", (), 1, ("case",), "ratio_to_trl"),
-    Benchmark("rollout", ("--policies", "4 layers of 128"), 2, ("policy", "engine"), "exact_over_this"),
-    Benchmark("logprobs", ("--size", "2048", "49152"), 2, ("tokens", "case"), "ratio"),
-)
 SIDES = ("before", "now")
+ALIKE: Mapping[str, Sequence[str]] = dict.fromkeys(SIDES, ())
+SMALL = {"before": ("--policies", "default study"), "now": ("--policies", "4 layers of 128")}  # it was renamed
+TOKENS = dict.fromkeys(SIDES, ("--size", "2048", "49152"))
+BENCHMARKS = (
+    Benchmark("update", ALIKE, 1, ("case",), "ratio_to_trl"),
+    Benchmark("step", ALIKE, 1, ("case",), "ratio_to_trl"),
+    Benchmark("rollout", SMALL, 2, ("engine",), "exact_over_this"),
+    Benchmark("logprobs", TOKENS, 2, ("case",), "ratio"),
+)
 
 
-def measure(checkout: Path, benchmark: Benchmark, out: Path) -> None:
-    """Run a script of a checkout in that checkout's environment; raises CalledProcessError where it fails."""
+def measure(checkout: Path, benchmark: Benchmark, side: str, out: Path) -> None:
+    """Run a script of one side's checkout in that checkout's environment; raises CalledProcessError where it fails."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(benchmark.threads), "PYTHONPATH": "workflow/scripts"}
     command = [".venv/bin/python", f"benchmarks/{benchmark.script}.py", "--repeats", "5", "--out", str(out.resolve())]
-    subprocess.run([*command, *benchmark.arguments], cwd=checkout, env=environment, check=True)
+    subprocess.run([*command, *benchmark.arguments[side]], cwd=checkout, env=environment, check=True)
 
 
 def rows(file: Path, benchmark: Benchmark) -> dict[str, dict[str, str]]:
@@ -82,7 +85,7 @@ def main() -> None:
             out = options.folder / side / f"{benchmark.script}.csv"
             out.parent.mkdir(parents=True, exist_ok=True)
             if not out.exists():
-                measure(checkout, benchmark, out)
+                measure(checkout, benchmark, side, out)
     write_csv(list(compared(options.folder, commits)), options.out)
 
 
