@@ -244,6 +244,19 @@ def test_a_difference_between_studies_is_that_within_one() -> None:
         lookups.between(study, first, "horizon/1", "naive")
 
 
+def test_a_difference_within_seeds_leaves_out_those_of_one_arm_alone() -> None:
+    by_arm = {
+        arm: {row["seed"]: float(row["avg_mean"]) for row in published("policies", study="long/500", arm=arm)}
+        for arm in ("fp8_mis", "fp8")
+    }
+    common = sorted(by_arm["fp8_mis"].keys() & by_arm["fp8"].keys())
+    assert 1 < len(common) < len(by_arm["fp8"])
+    paired = [by_arm["fp8_mis"][seed] - by_arm["fp8"][seed] for seed in common]
+    ends = stats.ttest_1samp(paired, 0).confidence_interval(0.95)
+    found = lookups.within_seeds("long/500", "fp8_mis", "fp8")
+    assert (found.mean, found.low, found.high) == pytest.approx((np.mean(paired), ends.low, ends.high))
+
+
 def test_a_metric_along_the_parts_has_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = [lookups.course(f"horizon/{number}", "naive", "entropy", 0).mean for number in (1, 2, 3)]
     assert lookups.along("horizon", "naive", "entropy", 0) == f"{min(parts):.2g} to {max(parts):.2g}"

@@ -68,6 +68,16 @@ def between(study: str, first: str, other: str, second: str) -> Number:
     return Number(found.mean, found.low, found.high, unit="points")
 
 
+def within_seeds(study: str, first: str, second: str) -> Number:
+    """The score of one arm minus another's, in points: the mean over the seeds that both have, paired t."""
+    scores: dict[str, dict[str, float]] = {}
+    for row in _published(study, "policies"):
+        scores.setdefault(row["arm"], {})[row["seed"]] = float(row["avg_mean"])
+    ours, theirs = scores[first], scores[second]
+    found = mean_interval([ours[seed] - theirs[seed] for seed in ours if seed in theirs])
+    return Number(found.mean, found.low, found.high, unit="points")
+
+
 def collapsed(study: str, arm: str) -> str:
     """Collapsed runs, as `9 of 10`."""
     row = next((row for row in _rows(study, "survival") if row["arm"] == arm), None) or _arm(study, arm)
