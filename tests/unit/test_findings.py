@@ -36,6 +36,7 @@ SETTINGS = {
     "responses of 3 tokens",
     "exceeds 2",
     "from 10 tokens on",
+    "60 steps and six seeds",
     "within 5 points",
     "within some 20 points",
     "below some 15 points",
