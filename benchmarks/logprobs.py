@@ -99,6 +99,14 @@ def full_logits(hidden_TH: Tensor, weight_VH: Tensor, tokens_T: Tensor, coeffici
     (logp_T * coefficient_T).sum().backward()
 
 
+@torch.no_grad()
+def three_products(hidden_TH: Tensor, weight_VH: Tensor, _tokens_T: Tensor, _coefficient_T: Tensor) -> None:
+    """The products of unmasked logits alone: forward, and the gradients by the hidden states and by the head."""
+    logits_TV = hidden_TH @ weight_VH.T
+    hidden_TH.grad = logits_TV @ weight_VH
+    weight_VH.grad = logits_TV.T @ hidden_TH
+
+
 def mask_and_fill(hidden_TH: Tensor, weight_VH: Tensor, tokens_T: Tensor, coefficient_T: Tensor) -> None:
     logits_TV = hidden_TH @ weight_VH.T
     filled_TV = logits_TV.masked_fill(~safe_set(logits_TV, "min_p", -13.0), PAPER_FILL)
@@ -140,6 +148,7 @@ THRESHOLDS = {"full logits, mask and fill": -13.0, **{f"ours, ρ = e^{k}": float
 
 CASES: dict[str, Step] = {
     "full logits": full_logits,
+    "three dense products": three_products,
     "full logits, mask and fill": mask_and_fill,
     "TRL, full logits": trl,
     "Liger, chunked": liger,
@@ -268,6 +277,9 @@ def main() -> None:
     parser.add_argument(
         "--size", type=int, nargs=2, metavar=("TOKENS", "VOCABULARY"), help="measure all cases at this size alone"
     )
+    parser.add_argument(
+        "--cases", nargs="+", choices=CASES, default=tuple(CASES), help="full logits must be among them"
+    )
     parser.add_argument("--memory", action="store_true", help="the peak over more tokens alone, no times")
     parser.add_argument("--out", type=Path, help="write a CSV file")
     parser.add_argument("--peak", choices=CASES, help=argparse.SUPPRESS)
@@ -283,7 +295,9 @@ def main() -> None:
         return
     sizes = {tuple(arguments.size): tuple(CASES)} if arguments.size else SIZES
     rows = [
-        row for size, cases in sizes.items() for row in measure([c for c in cases if available(c)], arguments, *size)
+        row
+        for size, cases in sizes.items()
+        for row in measure([c for c in cases if available(c) and c in arguments.cases], arguments, *size)
     ]
     show(rows, arguments.out)
 
