@@ -1,6 +1,7 @@
 """Numbers that pages state in words: defaults, sizes, published values and arithmetic."""
 
 import csv
+import gzip
 import math
 import re
 
@@ -26,6 +27,13 @@ def words(page: str) -> str:
     return re.sub(r"\s+", " ", (DOCS / page).read_text(encoding="utf-8"))
 
 
+def published(table: str) -> list[dict[str, str]]:
+    """The rows of a published table."""
+    (path,) = (DOCS / "results/tables").glob(f"{table}.csv*")
+    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
 @pytest.mark.parametrize("page", ["reliability.md", "how-to/gpu.md"])
 def test_a_default_that_a_page_gives_is_the_settings(page: str) -> None:
     """`training.max_skipped` (3), and likewise."""
@@ -46,6 +54,20 @@ def test_so_many_of_smollm2s_held_out_problems_are_in_order_already() -> None:
     problems = load_task(task).problems
     copied = sum(problem.prompt.strip() == problem.answer for problem in problems)
     assert f"{copied} of the {len(problems)} held-out problems are in order already" in words("findings/smollm2.md")
+
+
+def test_so_many_policies_have_no_scores_by_problem() -> None:
+    """A policy is of a study, an arm and a seed; an ablation's arm has as many runs as its score."""
+    scored = {(row["study"], row["arm"], row["seed"]) for row in published("policies")}
+    trained = {policy for policy in scored if not policy[1].startswith("base")}
+    by_problem = {(row["study"], row["arm"], row["seed"]) for row in published("problems")}
+    lacking = len(trained - by_problem)
+    ablated = {(row["study"], row["arm"]): int(row["avg_n"]) for row in published("ablations")}
+    means = sum(runs for arm, runs in ablated.items() if arm not in {policy[:2] for policy in trained})
+    page = words("limitations.md")
+    said = f"Of {len(trained):,} policies in `results/tables/policies.csv` {lacking:,} ({lacking / len(trained):.0%})"
+    assert said.replace("%)", " %)") in page
+    assert f"Of {means} runs of ablations only the means of their arms are published" in page
 
 
 def test_the_days_on_gpus_are_those_that_the_plan_expects() -> None:

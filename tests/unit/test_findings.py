@@ -277,12 +277,31 @@ def test_a_metric_over_parts_has_one_weight_a_part() -> None:
 
 
 def test_studies_are_pooled_that_differ_in_the_pruning_alone() -> None:
-    """Without those at another rate, and each with the weight of one study."""
-    pooled, studies = lookups.pooled(1e-4)
+    """Without those at another rate."""
+    pairs = lookups.at_rate(1e-4, "dvp", "naive")
     files = [path for path in (ROOT / "studies").glob("ablate_*.yaml") if path.stem not in NO_PAIR]
-    assert studies == sum(len(read_study(path).each()) for path in files)
-    assert pooled.low < pooled.mean < pooled.high
-    assert lookups.pooled(3e-4)[1] == 1  # ablate_optimizer
+    assert len(pairs) == sum(len(read_study(path).each()) for path in files)
+    assert [study for study, _, _ in lookups.at_rate(3e-4, "dvp", "naive")] == ["ablate_optimizer"]
+
+
+def test_rounding_is_pooled_over_all_studies_with_an_exact_arm() -> None:
+    """Against SciPy, from each study's scores; a trainer in bfloat16 does not count."""
+    pairs = lookups.at_rate(1e-4, "naive", "exact")
+    lengths = [f"long/{length}" for length in ("030", "060", "150", "300", "500")]
+    assert [study for study, _, _ in pairs] == [
+        *("ablate_engine", "acrostic", "default"),
+        *(*lengths, "moe", "moe_dense", "skill_gaps/1"),
+    ]
+    assert pairs[-1][1] == "vllm_float32_trainer"
+    gaps = []
+    for study, *arms in pairs:
+        scores = {arm: [float(row["avg_mean"]) for row in published("policies", study=study, arm=arm)] for arm in arms}
+        gaps.append(np.mean(scores[arms[0]]) - np.mean(scores[arms[1]]))
+    found, test = lookups.averaged(pairs), stats.ttest_1samp(gaps, 0)
+    assert (found.mean, found.p) == pytest.approx((np.mean(gaps), test.pvalue))
+    assert (found.low, found.high) == pytest.approx(tuple(test.confidence_interval()))
+    sides = [stats.ttest_1samp(gaps, by, alternative=to).pvalue for by, to in ((-0.02, "greater"), (0.02, "less"))]
+    assert lookups.within(pairs, 2).p == pytest.approx(max(sides))
 
 
 NO_PAIR = {"ablate_mask_side_floor", "ablate_optimizer", "ablate_reject"}

@@ -9,10 +9,21 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from findings.lookups import difference, greedy_difference, k3, over_one_minus_p, over_parts, planned_test
+from findings.lookups import (
+    at_rate,
+    averaged,
+    difference,
+    greedy_difference,
+    in_parts,
+    k3,
+    over_one_minus_p,
+    over_parts,
+    planned_test,
+)
 from findings.number import Number
 from tailrl.artifacts.tables import Row
 from tailrl.config.load import read_yaml
+from tailrl.config.results import whole_and_part
 from tailrl.page_parts.drawing import ARM_COLOURS
 from tailrl.reports.axes import (
     BLACK,
@@ -27,6 +38,7 @@ from tailrl.reports.axes import (
     set_percent_axis,
     style,
 )
+from tailrl.stats.intervals import geometric_interval
 
 WIDTH = 4.7
 """Inches: on a phone of 390 pixels a type of 9 points stays above 9 pixels."""
@@ -153,6 +165,9 @@ HARM_COLOURS = {"temperature 1": BLUE, "greedy": ORANGE}
 LEVEL = 0.03
 """Half the width of the band in which a loss counts as none: the margin of the studies of engines."""
 
+APART = 1.3
+"""By this factor in k3 the points of one name are drawn apart, so that none hides another."""
+
 
 def harm_points() -> list[Row]:
     """The table behind the figure of harm against size: a row for each point.
@@ -162,14 +177,23 @@ def harm_points() -> list[Row]:
     rows: list[Row] = []
     for entry in read_yaml(Path(__file__).with_name("harm.yaml"))["points"]:
         if pool := entry.get("pool"):
-            size = over_parts(pool, "course", "k3", entry["arm"])
+            pairs = [(pool, entry["arm"], entry["minus"])]
+            size = over_parts(pool, "course", "k3", entry["arm"]).mean
             lost = planned_test(pool, entry["family"], entry["arm"], entry["minus"])
+        elif study := entry.get("study"):
+            pairs = [(study, entry["arm"], entry["minus"])]
+            size = k3(study, entry["arm"]).mean
+            lost = (greedy_difference if entry["score"] == "greedy" else difference)(*pairs[0])
         else:
-            pool = entry["study"]
-            size, pair = k3(pool, entry["arm"]), (entry["arm"], entry["minus"])
-            lost = (greedy_difference if entry["score"] == "greedy" else difference)(pool, *pair)
-        row: Row = {key: entry[key] for key in ("of", "kind", "score", "arm", "minus")}
-        rows.append({**row, "study": pool, "k3": size.mean, "mean": lost.mean, "low": lost.low, "high": lost.high})
+            pairs = at_rate(**entry["at_rate"]) if "at_rate" in entry else []
+            pairs += [pair for target, arms in entry.get("in_parts", {}).items() for pair in in_parts(target, *arms)]
+            size = sum(k3(study, arm).mean for study, arm, _ in pairs) / len(pairs)
+            lost = averaged(pairs)
+        studies, arms, minus = zip(*pairs, strict=True)
+        names = [", ".join(dict.fromkeys(own)) for own in (arms, minus, [whole_and_part(one)[0] for one in studies])]
+        row: Row = {key: entry[key] for key in ("of", "kind", "score")}
+        row |= dict(zip(("arm", "minus", "study"), names, strict=True))
+        rows.append({**row, "k3": size, "mean": lost.mean, "low": lost.low, "high": lost.high})
     return rows
 
 
@@ -180,16 +204,20 @@ def draw_harm(path: Path, rows: Sequence[Row]) -> None:
         ax = figure.subplots()
         ax.axhspan(-LEVEL, LEVEL, color="#EEEEEE", linewidth=0)
         ax.axhline(0, color=GREY, linewidth=1)
-        for row in rows:
-            x, mean, low, high = (float(str(row[key])) for key in ("k3", "mean", "low", "high"))
-            colour = HARM_COLOURS[str(row["score"])]
-            ax.vlines(x, low, high, color=colour, linewidth=1)
-            filled = colour if row["kind"] == "engine" else "white"
-            marker = HARM_MARKERS[str(row["kind"])]
-            ax.plot(x, mean, marker, color=colour, markerfacecolor=filled, markersize=6, zorder=3)
         for name in dict.fromkeys(str(row["of"]) for row in rows):
-            own = [row for row in rows if row["of"] == name]
-            at = (float(str(own[0]["k3"])), min(float(str(row["low"])) for row in own))
+            own = sorted((row for row in rows if row["of"] == name), key=lambda row: float(str(row["k3"])))
+            for place, row in enumerate(own):
+                x, mean, low, high = (float(str(row[key])) for key in ("k3", "mean", "low", "high"))
+                x *= APART ** (place - (len(own) - 1) / 2)
+                colour = HARM_COLOURS[str(row["score"])]
+                ax.vlines(x, low, high, color=colour, linewidth=1)
+                filled = colour if row["kind"] == "engine" else "white"
+                marker = HARM_MARKERS[str(row["kind"])]
+                ax.plot(x, mean, marker, color=colour, markerfacecolor=filled, markersize=6, zorder=3)
+            at = (
+                geometric_interval([float(str(row["k3"])) for row in own]).mean,
+                min(float(str(row["low"])) for row in own),
+            )
             ax.annotate(
                 name, at, xytext=(0, -3), textcoords="offset points", fontsize=8, rotation=90, ha="center", va="top"
             )

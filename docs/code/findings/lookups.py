@@ -7,7 +7,7 @@ Shares are fractions of 1 inside, and percent or points where they are printed.
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -23,11 +23,14 @@ from tailrl.config.study import BASE_ARM, Study
 from tailrl.page_parts.number_text import scientific
 from tailrl.reports.overview.evidence import SEARCH, StudyResults, read_shown
 from tailrl.runtime.errors import StudyError
-from tailrl.stats.intervals import mean_interval
+from tailrl.stats.intervals import Interval, mean_interval
+from tailrl.stats.tests import above_and_below
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "docs/results"
 Row = Mapping[str, str]
+Pair = tuple[str, str, str]
+"""A study, or a part of one, and two of its arms."""
 
 
 def score(study: str, arm: str) -> Number:
@@ -231,33 +234,61 @@ def effect(line: Verdict) -> Number:
     return Number(line.effect, line.low, line.high, line.p_holm, unit)
 
 
-def pooled(rate: float) -> tuple[Number, int]:
-    """DVP at 0.34/V minus naive under vLLM's rounding at this learning rate: the mean over studies, and their number.
+def averaged(pairs: Sequence[Pair]) -> Number:
+    """The mean over pairs of the score of one arm minus the other's, in points, with an interval and p over pairs.
 
-    Each study counts once; the interval is over studies.
+    A pair counts once, with the mean over its seeds.
     """
-    means = []
-    files = [*(ROOT / "studies").glob("*.yaml"), *(ROOT / "studies/search").glob("*.yaml")]
+    found = _gap(pairs)
+    return Number(found.mean, found.low, found.high, 2 * min(above_and_below(found)), "points")
+
+
+def within(pairs: Sequence[Pair], margin: float) -> Number:
+    """`averaged`, with p of two one-sided tests that the mean lies within this margin, in points."""
+    found, by = _gap(pairs), margin / 100
+    up = Interval(found.mean + by, found.low + by, found.high + by, found.n)
+    down = Interval(found.mean - by, found.low - by, found.high - by, found.n)
+    return replace(averaged(pairs), p=max(above_and_below(up)[0], above_and_below(down)[1]))
+
+
+def _gap(pairs: Sequence[Pair]) -> Interval:
+    return mean_interval([_mean_score(study, first) - _mean_score(study, second) for study, first, second in pairs])
+
+
+def in_parts(target: str, first: str, second: str) -> list[Pair]:
+    """These two arms in every finished part of a study."""
+    return [(part, first, second) for part in finished(target)]
+
+
+def at_rate(rate: float, first: str, second: str) -> list[Pair]:
+    """The two kinds of arm in every published study that has both at this learning rate; a part is a study.
+
+    Kinds: `naive`, and `dvp` at 0.34/V, under vLLM's rounding; `exact`, naive without a mismatch.
+    """
+    files = [ROOT / "config.yaml", *(ROOT / "studies").glob("*.yaml"), *(ROOT / "studies/search").glob("*.yaml")]
+    pairs = []
     for study in sorted(name for file in files for name in read_study(file).each()):
-        kinds = {(_plain(run), run.vocabulary.rhos): arm for arm, run in _runs(study).items()}
-        pair = kinds.get((True, ("0.34/V",))), kinds.get((True, ()))
-        published = all(pair) and bool(_rows(study, "evaluation"))
-        if published and run_of(study, str(pair[1])).training.learning_rate == rate:
-            means.append(difference(study, str(pair[0]), str(pair[1])).mean)
-    found = mean_interval(means)
-    return Number(found.mean, found.low, found.high, unit="points"), found.n
+        scored = {row["arm"] for row in _rows(study, "policies")}
+        own = {arm: run for arm, run in _runs(study).items() if arm in scored}
+        kinds = {_kind(run): arm for arm, run in own.items() if run.training.learning_rate == rate}
+        if first in kinds and second in kinds:
+            pairs.append((study, kinds[first], kinds[second]))
+    return pairs
 
 
-def _plain(run: Run) -> bool:
-    """Whether RLOO and AdamW train it, without weights, on undisturbed samples of vLLM in bfloat16."""
+def _kind(run: Run) -> str:
+    """What RLOO and AdamW train on undisturbed samples without weights: `naive`, `dvp` or `exact`; else nothing."""
     usual = run.estimator == "rloo" and not run.clip and not run.correction.weighted and not run.correction.veto
+    training = run.training
+    usual = usual and training.optimizer == "adamw" and training.dtype != "bfloat16" and not training.routing_replay
     asis = run.disturbance == type(run.disturbance)() and run.vocabulary.rule in ("full", "min_p")
-    asis = asis and not run.vocabulary.adapts and run.vocabulary.side == "both"
+    asis = asis and not run.vocabulary.adapts and run.vocabulary.side == "both" and training.temperature == 1
     sampler = run.sampler
-    here = (
-        isinstance(sampler, VllmSettings) and sampler.dtype == "bfloat16" and not (sampler.verify or sampler.quantized)
-    )
-    return usual and asis and here and run.training.temperature == 1 and run.training.optimizer == "adamw"
+    if not (usual and asis) or sampler.verify or sampler.quantized:
+        return ""
+    if isinstance(sampler, VllmSettings) and sampler.dtype == "bfloat16":
+        return {(): "naive", ("0.34/V",): "dvp"}.get(run.vocabulary.rhos, "")
+    return "exact" if sampler.exact and not run.vocabulary.rhos else ""
 
 
 def over_one_minus_p(study: str, engine: str) -> list[tuple[float, Number, float]]:
@@ -359,6 +390,14 @@ def _correct(study: str, arm: str) -> dict[tuple[str, str], float]:
     if not rows:
         raise StudyError(f"{_table('problems')}: no row of {study} is of {arm}")
     return {(row["seed"], row["problem"]): int(row["correct"]) / int(row["samples"]) for row in rows}
+
+
+def _mean_score(study: str, arm: str) -> float:
+    """Held-out accuracy of an arm, the mean over its seeds; of `base@0.01` the untrained policy's greedy accuracy."""
+    scores = [float(row["avg_mean"]) for row in _published(study, "policies") if row["arm"] == arm]
+    if not scores:
+        raise StudyError(f"{_table('policies')}: no row of {study} is of {arm}")
+    return mean_interval(scores).mean
 
 
 def _file(study: str) -> Path:
