@@ -138,9 +138,8 @@ def test_what_fuzzing_found_is_in_its_file() -> None:
 def test_sizes_of_k3_are_those_of_published_studies() -> None:
     found = k3("ablate_engine", "vllm"), k3("smollm2", "naive")
     assert f"near {found[0].bare} with the small policy" in words("concepts/mismatch.md")
-    assert f"{found[1].bare} with SmolLM2-135M" in words("concepts/mismatch.md")
-    harmed = k3("default", "naive_stressed"), k3("dose_response", "naive+floor=0.03"), k3("stale", "stale")
-    assert 0.1 < min(size.mean for size in harmed) < 0.2
+    assert f"{found[1].bare} with SmolLM2-135M." in words("concepts/mismatch.md")
+    assert f"{k3('stale', 'stale').mean:.1f}" == "0.1"  # my_k3.yaml
 
 
 def test_thresholds_and_floors() -> None:
