@@ -1,7 +1,7 @@
 """Figures of the findings: from published numbers, narrow enough for a phone, with a shape beside each colour."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -169,6 +169,11 @@ APART = 1.3
 """By this factor in k3 the points of one name are drawn apart, so that none hides another."""
 
 
+def joined(names: Iterable[str]) -> str:
+    """Each name once, in order."""
+    return ", ".join(dict.fromkeys(names))
+
+
 def harm_points() -> list[Row]:
     """The table behind the figure of harm against size: a row for each point.
 
@@ -189,11 +194,15 @@ def harm_points() -> list[Row]:
             pairs += [pair for target, arms in entry.get("in_parts", {}).items() for pair in in_parts(target, *arms)]
             size = sum(k3(study, arm).mean for study, arm, _ in pairs) / len(pairs)
             lost = averaged(pairs)
-        studies, arms, minus = zip(*pairs, strict=True)
-        names = [", ".join(dict.fromkeys(own)) for own in (arms, minus, [whole_and_part(one)[0] for one in studies])]
-        row: Row = {key: entry[key] for key in ("of", "kind", "score")}
-        row |= dict(zip(("arm", "minus", "study"), names, strict=True))
-        rows.append({**row, "k3": size, "mean": lost.mean, "low": lost.low, "high": lost.high})
+        rows.append(
+            {
+                **{key: entry[key] for key in ("of", "kind", "score")},
+                "arm": joined(arm for _, arm, _ in pairs),
+                "minus": joined(minus for _, _, minus in pairs),
+                "study": joined(whole_and_part(name)[0] for name, _, _ in pairs),
+                **{"k3": size, "mean": lost.mean, "low": lost.low, "high": lost.high},
+            }
+        )
     return rows
 
 
