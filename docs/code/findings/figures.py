@@ -192,8 +192,8 @@ def harm_points() -> list[Row]:
         studies, arms, minus = zip(*pairs, strict=True)
         names = [", ".join(dict.fromkeys(own)) for own in (arms, minus, [whole_and_part(one)[0] for one in studies])]
         row: Row = {key: entry[key] for key in ("of", "kind", "score")}
-        row |= dict(zip(("arm", "minus", "study"), names, strict=True))
-        rows.append({**row, "k3": size, "mean": lost.mean, "low": lost.low, "high": lost.high})
+        named = dict(zip(("arm", "minus", "study"), names, strict=True))
+        rows.append({**row, **named, "k3": size, "mean": lost.mean, "low": lost.low, "high": lost.high})
     return rows
 
 
