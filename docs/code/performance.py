@@ -233,6 +233,7 @@ def page() -> str:
     texts = {
         "working": working,
         "others": f"{int(others):,}",
+        "floor_ratio": lambda case, tokens: f"{value('logprobs_floor.csv', 'ratio', case=case, tokens=tokens):.2f}",
         "least": (products + sampling) / value("step.csv", "cpu_seconds", case="TRL"),
     }
     return environment.from_string(template).render(value=value, **texts, **tables)
