@@ -280,9 +280,7 @@ def main() -> None:
     parser.add_argument(
         "--size", type=int, nargs=2, metavar=("TOKENS", "VOCABULARY"), help="measure all cases at this size alone"
     )
-    parser.add_argument(
-        "--cases", nargs="+", choices=CASES, default=USUAL, help="full logits must be among them"
-    )
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=USUAL, help="full logits must be among them")
     parser.add_argument("--memory", action="store_true", help="the peak over more tokens alone, no times")
     parser.add_argument("--out", type=Path, help="write a CSV file")
     parser.add_argument("--peak", choices=CASES, help=argparse.SUPPRESS)
