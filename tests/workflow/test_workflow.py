@@ -68,7 +68,7 @@ def test_the_default_study_is_used_by_itself(workflow: Workflow) -> None:
     result = workflow.run("snakemake", "--dry-run")
     assert result.returncode == 0, result.stderr
     counts = dict(re.findall(r"^(\w+) +(\d+)$", result.stdout + result.stderr, re.MULTILINE))
-    arms, runs = 7, 4 * 3 + 3 * 6
+    arms, runs = 7, 4 * 3 + 3 * 5
     assert counts == {
         "problems": "1",
         "policy": "1",
