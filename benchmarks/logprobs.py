@@ -146,17 +146,17 @@ LOG_RHOS = (-16, -14, -13, -12, -10, -8, -6, -4)
 THRESHOLDS = {"full logits, mask and fill": -13.0, **{f"ours, ρ = e^{k}": float(k) for k in LOG_RHOS}}
 """ln ρ of the cases that mask."""
 
+FLOOR = "three dense products"
+"""Measured where it is asked for: no objective, but what the others cannot do without."""
 CASES: dict[str, Step] = {
     "full logits": full_logits,
-    "three dense products": three_products,
+    FLOOR: three_products,
     "full logits, mask and fill": mask_and_fill,
     "TRL, full logits": trl,
     "Liger, chunked": liger,
     "ours, no mask": ours(None),
     **{f"ours, ρ = e^{k}": ours(float(k)) for k in LOG_RHOS},
 }
-FLOOR = "three dense products"
-"""Measured where it is asked for: no objective, but what the others cannot do without."""
 USUAL = tuple(case for case in CASES if case != FLOOR)
 GROWTH = ("full logits", "ours, no mask", "ours, ρ = e^-13")
 """Cases that are also measured at the sizes between, to see how they grow."""

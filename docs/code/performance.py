@@ -156,7 +156,7 @@ def gpu_checks() -> str:
 
 
 def gpu_rehearsal() -> dict[str, object]:
-    """Rows of the first half hour on a GPU: those that two CPU cores executed, and the names of those that they cannot.
+    """The first half hour on a GPU: how many of its rows two CPU cores executed, and the names of the others.
 
     Raises:
         ValueError: a row failed, or the file has other rows than the script.

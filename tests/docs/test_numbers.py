@@ -1,12 +1,11 @@
 """Numbers that pages state in words: defaults, sizes, published values and arithmetic."""
 
 import csv
-import gzip
 import math
 import re
 
 import pytest
-from pages_fixture import DOCS
+from pages_fixture import DOCS, published
 from study_fixture import ROOT
 
 from findings.lookups import k3
@@ -25,13 +24,6 @@ BLOCKS = {"training": Training, "sampler": VllmSettings, "evaluation": Evaluatio
 def words(page: str) -> str:
     """A page's text on one line."""
     return re.sub(r"\s+", " ", (DOCS / page).read_text(encoding="utf-8"))
-
-
-def published(table: str) -> list[dict[str, str]]:
-    """The rows of a published table."""
-    (path,) = (DOCS / "results/tables").glob(f"{table}.csv*")
-    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 @pytest.mark.parametrize("page", ["reliability.md", "how-to/gpu.md"])

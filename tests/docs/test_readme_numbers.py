@@ -61,8 +61,9 @@ def test_a_number_of_the_readme_is_that_of_the_scores(study: str, measure: str, 
 def crossed(first: np.ndarray, second: np.ndarray) -> str:
     """The mean of one arm's scores [seeds, problems] minus that of another with the same problems, in points.
 
-    With its interval over seeds and problems at once, by sums of squares of the two-way analysis of variance. The
-    problems are shared, so their error is that of the differences by problem. No narrower than over seeds alone.
+    With its interval over seeds and problems at once, by sums of squares of the two-way analysis of variance. Both
+    arms answer the same problems, so the problems' error comes from the differences by problem. The interval is no
+    narrower than over seeds alone.
     """
     by_problem = first.mean(0) - second.mean(0)
     of_problems, problems = by_problem.var(ddof=1) / by_problem.size, by_problem.size

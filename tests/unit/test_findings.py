@@ -1,13 +1,12 @@
 """The pages of findings: rendered from the published files, without a result that somebody typed."""
 
-import csv
-import gzip
 import math
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+from pages_fixture import DOCS, published
 from scipy import stats
 
 from blocks import filled
@@ -19,7 +18,6 @@ from tailrl.config.load import read_study
 from tailrl.runtime.errors import StudyError
 
 ROOT = Path(__file__).parents[2]
-DOCS = ROOT / "docs"
 
 LOOKUP = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.DOTALL)
 NO_TEXT = re.compile(r"```.*?```|`[^`\n]*`|\]\([^)]*\)|^!\[.*?\]", re.DOTALL | re.MULTILINE)
@@ -67,13 +65,6 @@ RESULT = re.compile(r"[+−]\d|\d\s*(%|points|nats)|\[[−+\d]|\d\.\d")
 LABEL = re.compile(
     r"^(.* |)(3 %|7 %|15 %)( random tokens|)$|C = \d+|0\.34/V|^0\.[68]$|^1\.2$|top-p, 0\.9985|, 9[05] % interval$"
 )
-
-
-def published(table: str, **where: str) -> list[dict[str, str]]:
-    """The rows of a published table with these cells, by a reader of CSV other than the package's."""
-    (path,) = (DOCS / "results/tables").glob(f"{table}.csv*")
-    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
-        return [row for row in csv.DictReader(file) if where.items() <= row.items()]
 
 
 @pytest.fixture(scope="module")

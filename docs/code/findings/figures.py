@@ -1,6 +1,7 @@
 """Figures of the findings: from published numbers, narrow enough for a phone, with a shape beside each colour."""
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -38,7 +39,6 @@ from tailrl.reports.axes import (
     set_percent_axis,
     style,
 )
-from tailrl.stats.intervals import geometric_interval
 
 WIDTH = 4.7
 """Inches: on a phone of 390 pixels a type of 9 points stays above 9 pixels."""
@@ -224,7 +224,7 @@ def draw_harm(path: Path, rows: Sequence[Row]) -> None:
                 marker = HARM_MARKERS[str(row["kind"])]
                 ax.plot(x, mean, marker, color=colour, markerfacecolor=filled, markersize=6, zorder=3)
             at = (
-                geometric_interval([float(str(row["k3"])) for row in own]).mean,
+                statistics.geometric_mean(float(str(row["k3"])) for row in own),
                 min(float(str(row["low"])) for row in own),
             )
             ax.annotate(

@@ -73,10 +73,7 @@ def between(study: str, first: str, other: str, second: str) -> Number:
 
 def within_seeds(study: str, first: str, second: str) -> Number:
     """The score of one arm minus another's, in points: the mean over the seeds that both have, paired t."""
-    scores: dict[str, dict[str, float]] = {}
-    for row in _published(study, "policies"):
-        scores.setdefault(row["arm"], {})[row["seed"]] = float(row["avg_mean"])
-    ours, theirs = scores[first], scores[second]
+    ours, theirs = _by_seed(study, first), _by_seed(study, second)
     found = mean_interval([ours[seed] - theirs[seed] for seed in ours if seed in theirs])
     return Number(found.mean, found.low, found.high, unit="points")
 
@@ -228,6 +225,18 @@ def speaking(name: str, arms: str) -> list[str]:
     return [one.name for one in shown() if any((line.id, line.arms) == (name, arms) for line in one.claims)]
 
 
+def above_the_bound(studies: Sequence[str], arms: str) -> str:
+    """Proposition 4.2's bound in studies that all exceed it: tokens above it, and by how much at most; from and to."""
+    seen = [claim(study, "dvp.prop4_2.bound", arms).seen for study in studies]
+    found = [re.fullmatch(r"(\d+) of (\d+) .*? by ([\d.]+) %.*", one) for one in seen]
+    if not all(found):
+        raise StudyError(f"not all of {', '.join(studies)} exceed the bound: {'; '.join(seen)}")
+    tokens = [int(one[1]) for one in found if one]
+    excess = [float(one[3]) for one in found if one]
+    of = found[0][2] if found[0] else ""
+    return f"{min(tokens)} to {max(tokens)} of about {of}, by {min(excess)} to {max(excess):.0f} %"
+
+
 def effect(line: Verdict) -> Number:
     """A claim's effect; the interval is over seeds."""
     unit = "points" if line.unit == "share of samples" else ""
@@ -248,11 +257,15 @@ def within(pairs: Sequence[Pair], margin: float) -> Number:
     found, by = _gap(pairs), margin / 100
     up = Interval(found.mean + by, found.low + by, found.high + by, found.n)
     down = Interval(found.mean - by, found.low - by, found.high - by, found.n)
-    return replace(averaged(pairs), p=max(above_and_below(up)[0], above_and_below(down)[1]))
+    p = max(above_and_below(up)[0], above_and_below(down)[1])
+    return Number(found.mean, found.low, found.high, p, "points")
 
 
 def _gap(pairs: Sequence[Pair]) -> Interval:
-    return mean_interval([_mean_score(study, first) - _mean_score(study, second) for study, first, second in pairs])
+    def mean(study: str, arm: str) -> float:
+        return mean_interval(list(_by_seed(study, arm).values())).mean
+
+    return mean_interval([mean(study, first) - mean(study, second) for study, first, second in pairs])
 
 
 def in_parts(target: str, first: str, second: str) -> list[Pair]:
@@ -392,12 +405,12 @@ def _correct(study: str, arm: str) -> dict[tuple[str, str], float]:
     return {(row["seed"], row["problem"]): int(row["correct"]) / int(row["samples"]) for row in rows}
 
 
-def _mean_score(study: str, arm: str) -> float:
-    """Held-out accuracy of an arm, the mean over its seeds; of `base@0.01` the untrained policy's greedy accuracy."""
-    scores = [float(row["avg_mean"]) for row in _published(study, "policies") if row["arm"] == arm]
+def _by_seed(study: str, arm: str) -> dict[str, float]:
+    """Held-out accuracy of an arm, by seed; of `base@0.01` the untrained policy's greedy accuracy."""
+    scores = {row["seed"]: float(row["avg_mean"]) for row in _published(study, "policies") if row["arm"] == arm}
     if not scores:
         raise StudyError(f"{_table('policies')}: no row of {study} is of {arm}")
-    return mean_interval(scores).mean
+    return scores
 
 
 def _file(study: str) -> Path:
