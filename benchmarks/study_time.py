@@ -1,10 +1,10 @@
 """What a study took: seconds by kind of job, the share that is training itself, and the whole.
 
-    python benchmarks/study_time.py results/default --out docs/results/study_time.csv
+    python benchmarks/study_time.py results/default --run "AMD EPYC" --out docs/results/study_time.csv
 
 `working_seconds` of training jobs are generation, forward, backward and optimizer; the rest is start-ups, checkpoints,
 rewards and metrics. The study has run whole and once, on an idle machine. The whole is from the first problem to the
-report, as the files' times say.
+report, as the files' times say. Rows of other runs in the file stay.
 """
 
 import argparse
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from table import show
 
+from tailrl.artifacts.tables import read_csv
 from tailrl.tracking.metrics import TIME, in_group
 
 WORK = [in_group(TIME, phase) for phase in ("rollout", "forward", "backward", "optimizer")]
@@ -49,8 +50,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path, help="results/NAME of a study that has run whole, and once")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--run", required=True, help="what the run is called in the file: its machine")
     arguments = parser.parse_args()
-    show(time_of(arguments.folder), arguments.out)
+    others = read_csv(arguments.out) if arguments.out and arguments.out.is_file() else []
+    rows = [{"run": arguments.run, **row} for row in time_of(arguments.folder)]
+    show([*(row for row in others if row["run"] != arguments.run), *rows], arguments.out)
 
 
 if __name__ == "__main__":

@@ -114,6 +114,21 @@ def two_commits() -> str:
     return table(("benchmark", "case", "before", "now"), lines)
 
 
+def study_time() -> str:
+    """What the default study took on each machine, by kind of job."""
+    parts = ("warm start", "training", "evaluation", "whole")
+
+    def line(run: str) -> list[object]:
+        seconds = {part: value("study_time.csv", "seconds", run=run, part=part) for part in parts}
+        working = value("study_time.csv", "working_seconds", run=run, part="training") / seconds["training"]
+        return [run, *(f"{seconds[part]:,.0f}" for part in parts), f"{100 * working:.0f} %"]
+
+    runs = dict.fromkeys(row["run"] for row in rows("study_time.csv"))
+    return table(
+        ("", "warm start", "training jobs, added up", "evaluations, added up", "whole", "working"), map(line, runs)
+    )
+
+
 def profile() -> str:
     """Seconds of the exact engine by part and policy."""
     found = rows("rollout_profile.csv")
@@ -216,7 +231,7 @@ def soak() -> dict[str, str]:
 
 
 MADE: tuple[Callable[[], object], ...] = (
-    *(logprobs, memory, update, step, rollout, two_commits, profile, plan, soak),
+    *(logprobs, memory, update, step, rollout, two_commits, study_time, profile, plan, soak),
     *(gpu_checks, gpu_rehearsal, gpu_logprobs, gpu_small),
 )
 
@@ -226,13 +241,10 @@ def page() -> str:
     template = Path(__file__).with_name("performance.md.j2").read_text(encoding="utf-8")
     environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
     tables = {made.__name__: made() for made in MADE}
-    training = one("study_time.csv", part="training")
-    working = float(training["working_seconds"]) / float(training["seconds"])
     others = one("rollout_profile.csv", policy="4 layers of 128", part="all other operators")["calls"]
     products = value("update.csv", "cpu_seconds", case="matmuls alone")
     sampling = value("step.csv", "rollout_cpu_seconds", case="ours, vLLM bfloat16, compiled")
     texts = {
-        "working": working,
         "others": f"{int(others):,}",
         "floor_ratio": lambda case, tokens: f"{value('logprobs_floor.csv', 'ratio', case=case, tokens=tokens):.2f}",
         "least": (products + sampling) / value("step.csv", "cpu_seconds", case="TRL"),

@@ -39,7 +39,7 @@ def studies() -> str:
 
     def lines() -> Iterator[str]:
         default = policy(read_study(ROOT / "config.yaml"))
-        minutes = "all of it an estimated 6 minutes, 11 without AVX-512"
+        minutes = "all of it 5 minutes, 11 without AVX-512"
         yield f"| a laptop, two CPU cores | `make reproduce` | {default} |  | {minutes} |  |"
         for budget, name, machine, devices, command in BUDGETS:
             study = read_study(ROOT / f"studies/{name}.yaml")

@@ -15,13 +15,13 @@ Scores = dict[tuple[str, str], list[float]]
 """An arm's scores by seed and problem, of each part."""
 
 
-def scores(study: str) -> dict[str, dict[str, Scores]]:
-    """Of each part and measure the last policies' mean scores, by arm and seed over problems."""
+def scores(study: str, run: str = "") -> dict[str, dict[str, Scores]]:
+    """Of each part and measure the last policies' mean scores, by arm and seed over problems; of one of the reruns."""
     found: dict[str, dict[str, Scores]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
     with gzip.open(ROOT / "docs/results/tables/problems.csv.gz", "rt", encoding="utf-8") as lines:
         for row in DictReader(lines):
             whole, _, part = row["study"].partition("/")
-            if whole == study and not row["step"]:
+            if whole == study and row["run"] == run and not row["step"]:
                 whose = row["arm"], row["seed"]
                 found[part]["temperature 1"][whose].append(int(row["correct"]) / int(row["samples"]))
                 if row.get("greedy"):
@@ -88,11 +88,27 @@ def crossed(first: np.ndarray, second: np.ndarray) -> str:
     return f"{middle:+.1f} [{middle - half:+.1f}, {middle + half:+.1f}]".replace("-", "−")
 
 
+def greedy(arm: str, minus: str, study: str = "default", run: str = "") -> str:
+    """The greedy difference of two arms of a run of the default study, as `crossed`."""
+    found = scores(study, run)[""]["greedy"]
+    first, second = (np.array([values for (of, _), values in found.items() if of == name]) for name in (arm, minus))
+    return crossed(first, second)
+
+
 @pytest.mark.parametrize(
     ("arm", "minus"), [("naive", "exact"), ("naive_stressed", "exact"), ("naive_stressed", "naive_control")]
 )
 def test_a_greedy_difference_of_the_readme_is_that_of_the_scores(arm: str, minus: str) -> None:
     readme = re.sub(r"\s+", " ", (ROOT / "README.md").read_text(encoding="utf-8"))
-    greedy = scores("default")[""]["greedy"]
-    first, second = (np.array([values for (of, _), values in greedy.items() if of == name]) for name in (arm, minus))
-    assert crossed(first, second) in readme
+    assert greedy(arm, minus) in readme
+
+
+@pytest.mark.parametrize("run", ["196fad3", "7254ba4", "1866912"])
+def test_the_other_runs_harm_in_the_readme_is_that_of_their_scores(run: str) -> None:
+    found = greedy("naive_stressed", "naive_control", "reruns", run)
+    readme = re.sub(r"\s+", " ", (ROOT / "README.md").read_text(encoding="utf-8"))
+    others = readme.partition("(on other base policies ")[2].partition(")")[0]
+    assert found.split(" ")[0] in others.split(", ")
+    # The published table has the interval, too.
+    page = (ROOT / "docs/results/reruns/default.md").read_text(encoding="utf-8").replace("-", "−")
+    assert found in page

@@ -59,6 +59,11 @@ def greedy_difference(study: str, first: str, second: str) -> Number:
     return cell(f"{study}/greedy_differences", "difference", "points", first=first, second=second)
 
 
+def rerun(run: str, first: str, second: str) -> Number:
+    """`greedy_difference` of another run of the default study, at this commit."""
+    return cell("reruns/reruns", "difference", "points", run=run, first=first, second=second)
+
+
 def between(study: str, first: str, other: str, second: str) -> Number:
     """`difference`, over problems, of arms of two studies with the same seeds and the same held-out problems."""
     ours, theirs = _correct(study, first), _correct(other, second)

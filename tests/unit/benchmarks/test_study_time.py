@@ -2,9 +2,13 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 
+import pytest
 import study_time
+
+from tailrl.artifacts.tables import read_csv
 
 
 def test_seconds_are_summed_by_kind_of_job(tmp_path: Path) -> None:
@@ -28,3 +32,14 @@ def test_seconds_are_summed_by_kind_of_job(tmp_path: Path) -> None:
         "evaluation": (2, 7.0, ""),
         "whole": (5, 75.0, ""),
     }
+
+
+def test_rows_of_other_runs_stay_and_those_of_this_run_are_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "study_time.csv"
+    for run, seconds in (("slow", 9.0), ("fast", 5.0), ("fast", 2.0)):
+        monkeypatch.setattr(study_time, "time_of", lambda _, took=seconds: [{"part": "whole", "seconds": took}])
+        monkeypatch.setattr(sys, "argv", ["study_time.py", "results/x", "--run", run, "--out", str(out)])
+        study_time.main()
+    assert [(row["run"], row["seconds"]) for row in read_csv(out)] == [("slow", "9.0"), ("fast", "2.0")]
