@@ -3,7 +3,6 @@
 import csv
 import math
 import re
-from math import ceil
 
 import pytest
 from pages_fixture import DOCS, published
@@ -84,7 +83,7 @@ def test_times_are_published_or_said_to_be_estimates() -> None:
     with (DOCS / "results/study_time.csv").open(newline="", encoding="utf-8") as file:
         whole = {row["run"]: float(row["seconds"]) for row in csv.DictReader(file) if row["part"] == "whole"}
     # Set-up takes the rest of the last minute.
-    fast, slow = (ceil(whole[f"AMD EPYC {avx}"] / 60) for avx in ("with AVX-512 in bfloat16", "without AVX-512"))
+    fast, slow = (math.ceil(whole[f"AMD EPYC {avx}"] / 60) for avx in ("with AVX-512 in bfloat16", "without AVX-512"))
     default = {
         "../README.md": f"{fast} to {slow} minutes",
         "tutorials/from-the-paper.md": f"{fast} to {slow} minutes",
