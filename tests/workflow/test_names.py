@@ -96,6 +96,7 @@ def test_every_command_of_a_page_is_a_name() -> None:
         "distributions",
         "gradients",
         "figure1",
+        "optimum",
     }
 
 

@@ -17,7 +17,7 @@ from tailrl.claims.finding import nothing
 from tailrl.reports.distributions import endpoints as distributions
 from tailrl.reports.gradients import endpoints as gradients
 from tailrl.reports.overview.all_studies import claims_page
-from tailrl.reports.overview.evidence import StudyResults, read_answers, read_shown
+from tailrl.reports.overview.evidence import StudyResults, read_answers, read_made_for, read_shown
 from tailrl.reports.overview.verdicts import judge
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -30,7 +30,8 @@ FACTS = [
     )
     for name in names
 ]
-OWN = [*(claim.id for claim in TRAINED_CLAIMS), *FACTS]
+PLANNED = {planned.claim for planned in read_made_for([DOCS / "results"]).differences}
+OWN = [*(claim.id for claim in TRAINED_CLAIMS), *FACTS, *PLANNED]
 ARCHIVED = ("across.", "warning.")
 """Claims of published lines alone: nothing judges them any more."""
 

@@ -28,9 +28,9 @@ from tailrl.claims.finding import (
 )
 from tailrl.config import words
 from tailrl.config.jobs import Run
-from tailrl.page_parts.number_text import scientific
+from tailrl.page_parts.number_text import points, scientific
 from tailrl.stats.intervals import LEVEL, ONE_SIDED_LEVEL, Interval
-from tailrl.stats.tests import holm
+from tailrl.stats.tests import Difference, holm
 
 TESTED = {
     "directed": (REPRODUCED, CONTRADICTED),
@@ -144,6 +144,37 @@ def decide_changes(groups: Sequence[Changes]) -> list[Verdict]:
         seen = [*([verdict.seen for verdict in shown] or [group.none]), group.beside]
         chosen.append(replace(largest, seen="; ".join(filter(None, seen))))
     return chosen
+
+
+def decide_published(claim: Claim, difference: Difference, p_holm: float, compared: str, outcome: str = "") -> Verdict:
+    """The verdict on a directed claim by a published difference, corrected already over its study's own family.
+
+    Args:
+        claim: says whether the difference is expected above 0 or below it.
+        difference: with its 95 % interval and its two-sided p, as a share.
+        p_holm: that p, by Holm.
+        compared: the arms, as "naive minus control".
+        outcome: that of an equivalence, if the study had a margin.
+    """
+    shown = difference.mean and p_holm <= LEVEL
+    directed = REPRODUCED if (difference.mean > 0) == (claim.direction == "above") else CONTRADICTED
+    return Verdict(
+        id=claim.id,
+        claim=words_of(claim.id),
+        source=claim.source,
+        verdict=outcome or (directed if shown else UNDECIDED),
+        **Scope("", "", "")._asdict(),
+        arms=compared.replace(" minus ", ", "),
+        seeds=difference.n,
+        effect=difference.mean,
+        low=difference.low,
+        high=difference.high,
+        unit=claim.unit,
+        p=difference.p,
+        p_holm=p_holm,
+        seen=f"{compared}: {points(difference)} points",
+        endpoint=claim.endpoint,
+    )
 
 
 def equivalence(difference: Interval, margin: float, p_holm: float) -> str:

@@ -122,6 +122,7 @@ def test_every_claim_speaks_to_a_statement_and_every_statement_can_be_spoken_to(
     """No claim is lost on the page, and no name in the catalogue is misspelt."""
     known = {claim.id for claim in TRAINED_CLAIMS} | {BIASED, UNBIASED, CONSTRAINED, TRADED}
     known |= {BOUND, SIGN, MODE, SECOND, NESTED, EQUAL}
+    known |= {planned.claim for planned in read_made_for([RESULTS]).differences}
     named = {name for statement in STATEMENTS for name in statement.by}
     assert known <= named
     assert all(name.startswith(("ablation.", "across.", "warning.")) for name in named - known)
@@ -137,7 +138,8 @@ def test_every_statement_that_runs_can_decide_has_one_study_that_was_made_for_it
     assert {*named, *known.alone} <= {statement.id for statement in STATEMENTS}
     archived = {s.id for s in STATEMENTS if any(name.startswith("warning.") for name in s.by)}
     assert {statement.id for statement in STATEMENTS if statement.by} - archived <= set(named)
-    files = {path.stem for path in (ROOT / "studies").glob("*.yaml")} | {"default", "distributions", "figure1"}
+    files = {path.stem for path in (ROOT / "studies").glob("*.yaml")}
+    files |= {"default", "distributions", "figure1", "optimum"}
     assert {*known.made_for} | {whole_and_part(study)[0] for study in known.alone.values()} <= files
 
 

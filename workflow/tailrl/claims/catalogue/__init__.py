@@ -96,7 +96,7 @@ def read_claims(*names: str) -> dict[str, Claim]:
     return {claim.id: claim for name in names for claim in claims_of(read_yaml(FOLDER / f"{name}.yaml"))}
 
 
-CATALOGUE = read_claims(*TRAINED, "probes", "comparisons")
+CATALOGUE = read_claims(*TRAINED, "probes", "comparisons", "planned")
 """Every claim by its id."""
 
 TRAINED_CLAIMS = [claim for claim in CATALOGUE.values() if claim.measure]

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -11,18 +11,22 @@ from pydantic import Field, ValidationError
 
 from tailrl.artifacts.claims import Verdict, read_verdicts, verdicts_of
 from tailrl.artifacts.published import PAGE, is_published, path_of, read_published
-from tailrl.claims.catalogue import STATEMENTS, Statement, words_of
-from tailrl.claims.decide import SILENT, outcome_of_lines, outcome_without_lines
+from tailrl.claims.catalogue import CATALOGUE, STATEMENTS, Statement, words_of
+from tailrl.claims.decide import SILENT, decide_published, outcome_of_lines, outcome_without_lines
 from tailrl.claims.finding import DEFINITION, UNTESTABLE
 from tailrl.config.base import Settings
 from tailrl.config.load import read_yaml
 from tailrl.config.messages import sentences
 from tailrl.config.results import FOLDERS, whole_and_part
-from tailrl.runtime.errors import ConfigurationError
+from tailrl.runtime.errors import ConfigurationError, DataError
+from tailrl.stats.tests import Difference
 
 PARTS = {"gradients": "gradient_quality", "distributions": "distributions"}
 """Parts of a study's folder with a report of their own. In the default study each part counts as a study, named by its
 target."""
+
+MADE_FOR = "made_for.yaml"
+"""Beside results: which study was made for which statement."""
 
 SEARCH = "search_"
 """The prefix of studies that search for a dose with one or two seeds; they are no evidence."""
@@ -34,6 +38,24 @@ MOST_NAMED = 4
 """The largest number of undecided studies that are listed by name."""
 
 
+class PlannedDifferences(Settings):
+    """Differences that a study planned, and that speak to a claim: rows of a published table.
+
+    Attributes:
+        claim: the id of a directed claim.
+        where: the rows, by columns' values; `*` stands for any part of a value.
+        column: the difference, with its interval, p and runs in columns that begin so.
+        seen: what is compared, in words, with a row's columns in braces.
+    """
+
+    claim: str
+    study: str
+    table: str = "comparisons"
+    where: dict[str, str]
+    column: str = "difference"
+    seen: str = "{arm} minus {minus}"
+
+
 class MadeFor(Settings):
     """What `made_for.yaml` beside results says of the studies there.
 
@@ -41,11 +63,13 @@ class MadeFor(Settings):
         made_for: the ids of the statements that each study was made for.
         alone: by a statement's id the prefix of the studies whose lines alone count.
         archives: studies that no command makes again.
+        differences: planned differences that speak to claims.
     """
 
     made_for: dict[str, tuple[str, ...]] = Field({})
     alone: dict[str, str] = Field({})
     archives: tuple[str, ...] = ()
+    differences: tuple[PlannedDifferences, ...] = ()
 
     def command(self, statement: str) -> str:
         """The command of the study made for a statement, by its id; empty without one."""
@@ -54,7 +78,7 @@ class MadeFor(Settings):
 
 def read_made_for(roots: Iterable[Path]) -> MadeFor:
     """The first made_for.yaml in these folders; nothing without one. Raises StudyError if it cannot be read."""
-    file = next((file for root in roots if (file := root / "made_for.yaml").is_file()), None)
+    file = next((file for root in roots if (file := root / MADE_FOR).is_file()), None)
     if file is None:
         return MadeFor()
     try:
@@ -125,11 +149,12 @@ def read_shown(roots: Iterable[Path]) -> list[StudyResults]:
     The first folder with a study's name wins. Raises StudyError if a table of claims cannot be read.
     """
     folders = list(roots)
-    archives = read_made_for(folders).archives
+    known = read_made_for(folders)
+    archives = known.archives
     found: dict[str, StudyResults] = {}
     for root in folders:
         if is_published(root):
-            for study in _published(root, archives):
+            for study in _published(root, known):
                 found.setdefault(study.name, study)
             continue
         for folder in sorted(path for path in (*root.glob("*"), *root.glob("*/*")) if path.is_dir()):
@@ -223,17 +248,47 @@ def _rest(rest: Sequence[tuple[StudyResults, ReportedVerdict]]) -> str:
     return f"{lines}, {where}: " + (said.pop() if len(said) == 1 else "nothing to test")
 
 
-def _published(root: Path, archives: Collection[str]) -> Iterator[StudyResults]:
-    """The studies of a folder of published results."""
+def _published(root: Path, known: MadeFor) -> Iterator[StudyResults]:
+    """The studies of a folder of published results: their claims, and then their planned differences."""
+    found = dict[str, list[ReportedVerdict]]()
     for name, rows in read_published(root, "claims").items():
         if name.startswith(SEARCH) or ("/" in name and name.rpartition("/")[2] in FOLDERS):
             continue
         pages = [row.pop(PAGE) for row in rows]
-        claims = [
+        found[name] = [
             ReportedVerdict(**asdict(line) | {"claim": words_of(line.id, line.claim)}, page=root / name / f"{page}.md")
             for page, line in zip(pages, verdicts_of(rows, path_of(root, "claims")), strict=True)
         ]
-        yield StudyResults(name, tuple(claims), "" if name in archives else command_of(name))
+    for planned in known.differences:
+        found.setdefault(planned.study, []).extend(_of_differences(root, planned))
+    for name, claims in found.items():
+        yield StudyResults(name, tuple(claims), "" if name in known.archives else command_of(name))
+
+
+def _of_differences(root: Path, planned: PlannedDifferences) -> Iterator[ReportedVerdict]:
+    """A line for each row of planned differences; none where the study is not published there.
+
+    A row with an equivalence's verdict keeps it. Raises StudyError if the claim is unknown, or no row of the study is
+    meant.
+    """
+    table, claim = path_of(root, planned.table), CATALOGUE.get(planned.claim)
+    if claim is None:
+        raise ConfigurationError(f"{root / MADE_FOR}: no claim has the id {planned.claim!r}")
+    every = read_published(root, planned.table).get(planned.study, [])
+    rows = [
+        row for row in every if all(fnmatchcase(row.get(column, ""), value) for column, value in planned.where.items())
+    ]
+    if every and not rows:
+        where = ", ".join(f"{column} {value!r}" for column, value in planned.where.items())
+        raise DataError(f"{table}: {planned.study} has no row with {where}, which {MADE_FOR} names for {claim.id}")
+    for row in rows:
+        mean, low, high, p, n, p_holm = (
+            float(row.get(f"{planned.column}_{part}") or math.nan)
+            for part in ("mean", "low", "high", "p", "n", "p_holm")
+        )
+        difference = Difference(mean, low, high, p, int(n))
+        line = decide_published(claim, difference, p_holm, planned.seen.format(**row), row.get("verdict", ""))
+        yield ReportedVerdict(**asdict(line), page=root / planned.study / f"{row[PAGE]}.md")
 
 
 def _tables(folder: Path) -> list[Path]:
