@@ -7,6 +7,7 @@ from markdown_it import MarkdownIt
 
 from docsite.claims import with_table
 from docsite.reference import reference_pages
+from tailrl.claims.catalogue import STATEMENTS
 
 ROOT = Path(__file__).parents[2]
 ASSETS = ROOT / "docs" / "assets"
@@ -73,7 +74,7 @@ def test_the_filters_of_the_claims(tmp_path: Path) -> None:
     brief = page[page.index("## In brief") :].partition("</div>")[0] + "</div>\n"
     seen = used(brief, '[["verdict", "contradicted"], ["words", "no such word"]]', tmp_path)
     assert [name for name, _ in seen["named"]] == ["words", "paper", "cause", "verdict"]
-    assert seen["all"][1].startswith("51 statements, ")
+    assert seen["all"][1].startswith(f"{len(STATEMENTS)} statements, ")
     contradicted, none = seen["chosen"]
     assert 0 < len(contradicted[0]) < seen["rows"]
     assert all(row.split("\t")[3] == "contradicted" for row in contradicted[0])

@@ -146,25 +146,43 @@ def decide_changes(groups: Sequence[Changes]) -> list[Verdict]:
     return chosen
 
 
-def decide_published(claim: Claim, difference: Difference, p_holm: float, compared: str, outcome: str = "") -> Verdict:
+def decide_published(
+    claim: Claim,
+    arms: Sequence[str],
+    difference: Difference,
+    p_holm: float,
+    words: str,
+    outcome: str = "",
+    planned: int = 0,
+) -> Verdict:
     """The verdict on a directed claim by a published difference, corrected already over its study's own family.
 
     Args:
         claim: says whether the difference is expected above 0 or below it.
+        arms: the compared ones.
         difference: with its 95 % interval and its two-sided p, as a share.
         p_holm: that p, by Holm.
-        compared: the arms, as "naive minus control".
-        outcome: that of an equivalence, if the study had a margin.
+        words: what is compared.
+        outcome: where the study decides by a margin, not this test.
+        planned: the units, such as warm starts, that the study planned; with fewer nothing is decided.
+
+    Raises:
+        ValueError: the claim has no direction, and there is no outcome.
     """
-    shown = difference.mean and p_holm <= LEVEL
+    if not outcome and (claim.rule != "directed" or claim.direction == "either"):
+        raise ValueError(f"{claim.id} has no direction, so a difference cannot decide it")
+    if not outcome and difference.low == difference.high == 0:
+        outcome = NOT_SEEN  # each unit has exactly the other arm's value
+    if difference.n < planned:
+        outcome, words = UNDECIDED, f"{difference.n} of {planned} so far, {words}"
     directed = REPRODUCED if (difference.mean > 0) == (claim.direction == "above") else CONTRADICTED
     return Verdict(
         id=claim.id,
         claim=words_of(claim.id),
         source=claim.source,
-        verdict=outcome or (directed if shown else UNDECIDED),
+        verdict=outcome or (directed if p_holm <= LEVEL else UNDECIDED),
         **Scope("", "", "")._asdict(),
-        arms=compared.replace(" minus ", ", "),
+        arms=", ".join(arms),
         seeds=difference.n,
         effect=difference.mean,
         low=difference.low,
@@ -172,7 +190,7 @@ def decide_published(claim: Claim, difference: Difference, p_holm: float, compar
         unit=claim.unit,
         p=difference.p,
         p_holm=p_holm,
-        seen=f"{compared}: {points(difference)} points",
+        seen=f"{words}: {points(difference)} points",
         endpoint=claim.endpoint,
     )
 

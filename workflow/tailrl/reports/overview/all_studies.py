@@ -48,7 +48,10 @@ def claims_page(found: Sequence[Answer], out: Path) -> str:
 
 def links(lines: Iterable[Answer], out: Path) -> str:
     """Links from the folder `out` to the pages of the lines' studies, or how many there are."""
-    pages = {line.study.name: line.line.page for line in lines if line.study and line.line}
+    pages = dict[str, Path | None]()
+    for line in lines:
+        if line.study and line.line:
+            pages.setdefault(line.study.name, line.line.page)
     if len(pages) > MOST_LINKED:
         return f"{len(pages)} studies"
     return ", ".join(f"[{name}]({_relative(page, out)})" if page else name for name, page in pages.items())

@@ -18,7 +18,7 @@ from tailrl.config.base import Settings
 from tailrl.config.load import read_yaml
 from tailrl.config.messages import sentences
 from tailrl.config.results import FOLDERS, whole_and_part
-from tailrl.runtime.errors import ConfigurationError, DataError
+from tailrl.runtime.errors import ConfigurationError, DataError, one_line
 from tailrl.stats.tests import Difference
 
 PARTS = {"gradients": "gradient_quality", "distributions": "distributions"}
@@ -43,17 +43,21 @@ class PlannedDifferences(Settings):
 
     Attributes:
         claim: the id of a directed claim.
-        where: the rows, by columns' values; `*` stands for any part of a value.
-        column: the difference, with its interval, p and runs in columns that begin so.
-        seen: what is compared, in words, with a row's columns in braces.
+        where: the rows, by columns' values, of which one suffices; `*` stands for any part of a value.
+        column: the difference, with its interval, p and units in columns that begin so.
+        arms: the columns of the compared arms.
+        beside: more words on what is compared, with a row's columns in braces.
+        units: the units that the study planned; with fewer, no line is decided.
     """
 
     claim: str
     study: str
     table: str = "comparisons"
-    where: dict[str, str]
+    where: dict[str, str | tuple[str, ...]]
     column: str = "difference"
-    seen: str = "{arm} minus {minus}"
+    arms: tuple[str, ...] = ("arm", "minus")
+    beside: str = ""
+    units: int = 0
 
 
 class MadeFor(Settings):
@@ -266,29 +270,41 @@ def _published(root: Path, known: MadeFor) -> Iterator[StudyResults]:
 
 
 def _of_differences(root: Path, planned: PlannedDifferences) -> Iterator[ReportedVerdict]:
-    """A line for each row of planned differences; none where the study is not published there.
+    """A line for each row of planned differences that has an interval; none where the study is not published there.
 
-    A row with an equivalence's verdict keeps it. Raises StudyError if the claim is unknown, or no row of the study is
-    meant.
+    A row with an equivalence's verdict keeps it. Raises StudyError if the claim or a column is unknown, a cell is no
+    number, or no row of the study is meant.
     """
     table, claim = path_of(root, planned.table), CATALOGUE.get(planned.claim)
+    named = f"which {MADE_FOR} names for {planned.claim}"
     if claim is None:
         raise ConfigurationError(f"{root / MADE_FOR}: no claim has the id {planned.claim!r}")
     every = read_published(root, planned.table).get(planned.study, [])
-    rows = [
-        row for row in every if all(fnmatchcase(row.get(column, ""), value) for column, value in planned.where.items())
-    ]
+    numbers = {part: f"{planned.column}_{part}" for part in ("mean", "low", "high", "n")}
+    columns = [*planned.where, *planned.arms, *numbers.values()]
+    if lacking := [column for column in columns if every and column not in every[0]]:
+        raise DataError(f"{table}: has no column {lacking[0]!r}, {named}")
+    rows = [row for row in every if all(_is_one_of(row[column], value) for column, value in planned.where.items())]
     if every and not rows:
         where = ", ".join(f"{column} {value!r}" for column, value in planned.where.items())
-        raise DataError(f"{table}: {planned.study} has no row with {where}, which {MADE_FOR} names for {claim.id}")
+        raise DataError(f"{table}: {planned.study} has no row with {where}, {named}")
     for row in rows:
-        mean, low, high, p, n, p_holm = (
-            float(row.get(f"{planned.column}_{part}") or math.nan)
-            for part in ("mean", "low", "high", "p", "n", "p_holm")
-        )
-        difference = Difference(mean, low, high, p, int(n))
-        line = decide_published(claim, difference, p_holm, planned.seen.format(**row), row.get("verdict", ""))
+        if not row[numbers["low"]]:  # a single unit
+            continue
+        # An equivalence has no p.
+        tests = [row.get(f"{planned.column}_{part}") or "nan" for part in ("p", "p_holm")]
+        try:
+            mean, low, high, n, p, p_holm = map(float, [*(row[column] for column in numbers.values()), *tests])
+            words = " minus ".join(row[column] for column in planned.arms) + planned.beside.format(**row)
+        except (ValueError, KeyError) as error:
+            raise DataError(f"{table}: {planned.study}: {one_line(str(error))}, {named}") from None
+        difference, arms = Difference(mean, low, high, p, int(n)), [row[arm] for arm in planned.arms]
+        line = decide_published(claim, arms, difference, p_holm, words, row.get("verdict", ""), planned.units)
         yield ReportedVerdict(**asdict(line), page=root / planned.study / f"{row[PAGE]}.md")
+
+
+def _is_one_of(cell: str, values: str | tuple[str, ...]) -> bool:
+    return any(fnmatchcase(cell, value) for value in ([values] if isinstance(values, str) else values))
 
 
 def _tables(folder: Path) -> list[Path]:

@@ -1,7 +1,7 @@
 """The headline of a study's page, in sentences: what differs under each kind of mismatch, and its size."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tailrl.artifacts.claims import Verdict
@@ -17,11 +17,13 @@ from tailrl.page_parts.number_text import count, p_value, points, short
 from tailrl.reports.arm_pairs import references
 from tailrl.reports.collapse.numbers import collapses
 from tailrl.reports.mismatch.numbers import mean_k3
-from tailrl.reports.scores.numbers import Comparison, Gain, greedy_differences
+from tailrl.reports.scores.numbers import Comparison, Gain, greedy_differences, greedy_scores
 from tailrl.stats.intervals import LEVEL
 from tailrl.stats.tests import Difference
 
 MOST_PAIRS = 6  # a sentence names this many differences, and counts the rest
+
+MOST_NAMED = 8  # the first sentence names this many arms, or the best and the worst
 
 LEVEL_POINTS = 5.0  # arms whose intervals all lie within this many points of each other are said to end level
 
@@ -73,7 +75,7 @@ def _by_claim(verdict: Verdict, first: str, second: str, table: Comparison | Non
 def headline(
     results: Results, gains: Sequence[Gain], comparisons: Sequence[Comparison], verdicts: Sequence[Verdict]
 ) -> tuple[str, ...]:
-    """The sentences in Markdown: differences under each kind of mismatch, few arms' gains, the mismatch, other arms."""
+    """The sentences in Markdown: skill, differences by kind of mismatch, few arms' gains, the mismatch, the rest."""
     found = effects(comparisons, verdicts)
     by_kind = {one: [effect for effect in found if _kind(effect, results) == one] for one in (OWN, MADE, NONE)}
     said = [_differences(kind, own, results, gains) for kind, own in by_kind.items() if own]
@@ -86,7 +88,22 @@ def headline(
     if unnamed := [gain for gain in gains if not any(f"`{gain.arm}`" in sentence for sentence in said)]:
         scores = [f"{_named(gain.arm, results)}, {100 * gain.avg.mean:.1f} %" for gain in unnamed]
         said.append(f"The other arms' scores on held-out problems: {'; '.join(scores)}.")
-    return tuple(said)
+    return (*_skill(results), *said)
+
+
+def _skill(results: Results) -> tuple[str, ...]:
+    """The greedy scores: what each policy can do, however sure it is; nothing where they were not measured."""
+    if not (scores := greedy_scores(results)):
+        return ()
+    untrained, *trained = scores
+    trained.sort(key=lambda score: -score.greedy.mean)
+    named = trained if len(trained) <= MOST_NAMED else [trained[0], trained[-1]]
+    after = "after training" if named is trained else "after training, in the best and the worst arm,"
+    each = ", ".join(f"{100 * score.greedy.mean:.1f} % with {_named(score.arm, results)}" for score in named)
+    return (
+        f"Skill is the greedy score: the held-out problems solved with the most probable token each time. It is "
+        f"{100 * untrained.greedy.mean:.1f} % untrained, and {after} {each}. Other scores here are at temperature 1.",
+    )
 
 
 def _kind(effect: Effect, results: Results) -> str:
@@ -116,13 +133,11 @@ def _differences(kind: str, found: Sequence[Effect], results: Results, gains: Se
         first, second = (_named(arm, results) for arm in (effect.first, effect.second))
         ends = f"{first} ends {side} {second}{_in_seeds(effect, side, results)}{_construction(effect, results)}"
         both = f"{score[effect.first]} against {score[effect.second]} on held-out problems, " if not number else ""
-        by_greedy = greedy.get((effect.first, effect.second))
-        alike = f" (greedy: {points(by_greedy)})" if by_greedy else ""
-        parts.append(f"{ends}: {both}{_size(effect)}{alike}{_borderline(effect)}")
+        parts.append(f"{ends}: {both}{_size(effect)}{_greedily(effect, greedy)}{_borderline(effect)}")
     if decided[MOST_PAIRS:]:
         parts.append(f"{count(len(decided) - MOST_PAIRS, 'more difference')} decided")
     if others:
-        parts.append(_undecided(others, results, alone=not decided))
+        parts.append(_undecided(others, results, greedy, alone=not decided))
     if unknown:
         parts.append(
             "nothing is decided where a single seed, or seeds that agree, do not show how much runs differ: "
@@ -137,16 +152,24 @@ def _differences(kind: str, found: Sequence[Effect], results: Results, gains: Se
     return ". ".join([f"{where}, {first}", *(part[0].upper() + part[1:] for part in rest)]) + "."
 
 
-def _undecided(others: Sequence[Effect], results: Results, *, alone: bool) -> str:
+def _greedily(effect: Effect, greedy: Mapping[tuple[str, str], Difference]) -> str:
+    """The same difference in greedy scores, where they were measured."""
+    found = greedy.get((effect.first, effect.second))
+    return f" (greedy: {points(found)})" if found else ""
+
+
+def _undecided(
+    others: Sequence[Effect], results: Results, greedy: Mapping[tuple[str, str], Difference], *, alone: bool
+) -> str:
     low, high = (100 * end for end in (min(e.found.low for e in others), max(e.found.high for e in others)))
     if alone and max(-low, high) <= LEVEL_POINTS:
         said = f"the arms end level, within {LEVEL_POINTS:g} points: "
     else:
         said = "no arm is shown to end above or below another: " if alone else "not decided: "
     if len(others) <= MOST_PAIRS:
-        return said + "; ".join(_with_seeds(effect, results) for effect in others)
+        return said + "; ".join(_with_seeds(effect, results) + _greedily(effect, greedy) for effect in others)
     reach = f"{count(len(others), 'difference')}, with 95 % intervals from {low:+.1f} to {high:+.1f} points"
-    return f"{said}{reach}; the largest is {_with_seeds(others[0], results)}"
+    return f"{said}{reach}; the largest is {_with_seeds(others[0], results)}{_greedily(others[0], greedy)}"
 
 
 def _with_seeds(effect: Effect, results: Results) -> str:
