@@ -18,8 +18,8 @@ SUMMARY = "summary"
 
 STUDY, PAGE = "study", "page"
 
-# The longest: a row for each step, problem, or pair of arms.
-COMPRESSED = {"course", "differences", "kept", "mismatch", "problems", "rewards", "training"}
+# The longest: a row for each step, problem, claim, or pair of arms.
+COMPRESSED = {"claims", "course", "differences", "k3_ratios", "kept", "mismatch", "problems", "rewards", "training"}
 
 Rows = list[dict[str, str]]
 
