@@ -34,7 +34,7 @@ SETTINGS = {
     "responses of 3 tokens",
     "exceeds 2",
     "from 10 tokens on",
-    "60 steps and six seeds",
+    "60 steps, six seeds",
     "within 5 points",
     "within some 20 points",
     "below some 15 points",
@@ -196,7 +196,7 @@ def test_two_arms_are_level_where_the_published_scores_say_so() -> None:
         assert margin == f"±{100 * limit:g}" and (verdict == "level") == (abs(mean) + half <= limit)
         assert (verdict == "differs") == (lookups.planned_test(*place).p < 0.05 and abs(mean) > limit)
         said.add(verdict)
-    assert said == {"level", "differs", "not decided"}
+    assert said == {"level", "not decided"}
 
 
 def test_flips_over_warm_starts_are_what_the_parts_tables_say() -> None:
