@@ -25,6 +25,7 @@ from tailrl.claims.finding import (
     UNDECIDED,
     UNTESTABLE,
     Finding,
+    measured,
 )
 from tailrl.config import words
 from tailrl.config.jobs import Run
@@ -105,30 +106,9 @@ def decide(lines: Sequence[Line]) -> list[Verdict]:
             adjusted_L[places, side] = holm([tests[place][side] for place in places])
     verdicts = []
     for (claim, scope, finding), p, p_holm in zip(lines, tests, adjusted_L.tolist(), strict=True):
-        verdict = _outcome(claim, finding, *p_holm)
-        words = words_of(claim.id)
-        if not words:
-            raise ValueError(f"no claim has the id {claim.id!r}")
-        p_shown, p_holm_shown = (p, p_holm) if verdict not in SILENT else (untested, untested)
-        verdicts.append(
-            Verdict(
-                id=claim.id,
-                claim=words,
-                source=claim.source,
-                verdict=verdict,
-                **scope._asdict(),
-                arms=", ".join(finding.arms),
-                seeds=finding.seeds,
-                effect=finding.effect,
-                low=finding.low,
-                high=finding.high,
-                unit=claim.unit,
-                p=_two_sided(*p_shown),
-                p_holm=_two_sided(*p_holm_shown),
-                seen=finding.words,
-                endpoint=claim.endpoint,
-            )
-        )
+        outcome = _outcome(claim, finding, *p_holm)
+        p_shown, p_holm_shown = (p, p_holm) if outcome not in SILENT else (untested, untested)
+        verdicts.append(_verdict(claim, scope, finding, outcome, _two_sided(*p_shown), _two_sided(*p_holm_shown)))
     return verdicts
 
 
@@ -155,16 +135,16 @@ def decide_published(
     outcome: str = "",
     planned: int = 0,
 ) -> Verdict:
-    """The verdict on a directed claim by a published difference, corrected already over its study's own family.
+    """The verdict on a claim by a published difference, whose p is by Holm over its study's own family already.
 
     Args:
-        claim: says whether the difference is expected above 0 or below it.
-        arms: the compared ones.
-        difference: with its 95 % interval and its two-sided p, as a share.
-        p_holm: that p, by Holm.
+        claim: expects the difference above 0, or below it.
+        arms: those compared.
+        difference: a share, with its 95 % interval and its two-sided p.
+        p_holm: this p by Holm.
         words: what is compared.
-        outcome: where the study decides by a margin, not this test.
-        planned: the units, such as warm starts, that the study planned; with fewer nothing is decided.
+        outcome: that of a margin, where the study has one.
+        planned: how many units, such as warm starts, the study planned. With fewer nothing is decided.
 
     Raises:
         ValueError: the claim has no direction, and there is no outcome.
@@ -176,23 +156,9 @@ def decide_published(
     if difference.n < planned:
         outcome, words = UNDECIDED, f"{difference.n} of {planned} so far, {words}"
     directed = REPRODUCED if (difference.mean > 0) == (claim.direction == "above") else CONTRADICTED
-    return Verdict(
-        id=claim.id,
-        claim=words_of(claim.id),
-        source=claim.source,
-        verdict=outcome or (directed if p_holm <= LEVEL else UNDECIDED),
-        **Scope("", "", "")._asdict(),
-        arms=", ".join(arms),
-        seeds=difference.n,
-        effect=difference.mean,
-        low=difference.low,
-        high=difference.high,
-        unit=claim.unit,
-        p=difference.p,
-        p_holm=p_holm,
-        seen=f"{words}: {points(difference)} points",
-        endpoint=claim.endpoint,
-    )
+    finding = measured(tuple(arms), difference, f"{words}: {points(difference)} points")
+    outcome = outcome or (directed if p_holm <= LEVEL else UNDECIDED)
+    return _verdict(claim, Scope("", "", ""), finding, outcome, difference.p, p_holm)
 
 
 def equivalence(difference: Interval, margin: float, p_holm: float) -> str:
@@ -224,6 +190,30 @@ def outcome_of_lines(outcomes: Set[str]) -> str:
     if len(decided) == 1:
         return f"{next(iter(decided))} in part"
     return MIXED if decided else UNDECIDED if UNDECIDED in outcomes else NOT_SEEN
+
+
+def _verdict(claim: Claim, scope: Scope, finding: Finding, outcome: str, p: float, p_holm: float) -> Verdict:
+    """The line of the report; p is two-sided."""
+    words = words_of(claim.id)
+    if not words:
+        raise ValueError(f"no claim has the id {claim.id!r}")
+    return Verdict(
+        id=claim.id,
+        claim=words,
+        source=claim.source,
+        verdict=outcome,
+        **scope._asdict(),
+        arms=", ".join(finding.arms),
+        seeds=finding.seeds,
+        effect=finding.effect,
+        low=finding.low,
+        high=finding.high,
+        unit=claim.unit,
+        p=p,
+        p_holm=p_holm,
+        seen=finding.words,
+        endpoint=claim.endpoint,
+    )
 
 
 def _outcome(claim: Claim, finding: Finding, p_for: float, p_against: float) -> str:

@@ -17,6 +17,7 @@ from tailrl.claims.finding import DEFINITION, UNTESTABLE
 from tailrl.config.base import Settings
 from tailrl.config.load import read_yaml
 from tailrl.config.messages import sentences
+from tailrl.config.pooled import matching
 from tailrl.config.results import FOLDERS, whole_and_part
 from tailrl.runtime.errors import ConfigurationError, DataError, one_line
 from tailrl.stats.tests import Difference
@@ -39,15 +40,15 @@ MOST_NAMED = 4
 
 
 class PlannedDifferences(Settings):
-    """Differences that a study planned, and that speak to a claim: rows of a published table.
+    """Rows of a published table of differences, which a study planned and which speak to a claim.
 
     Attributes:
-        claim: the id of a directed claim.
-        where: the rows, by columns' values, of which one suffices; `*` stands for any part of a value.
-        column: the difference, with its interval, p and units in columns that begin so.
-        arms: the columns of the compared arms.
-        beside: more words on what is compared, with a row's columns in braces.
-        units: the units that the study planned; with fewer, no line is decided.
+        claim: its id.
+        where: the value of a row's column, or several that it may have. `*` stands for any part of a value.
+        column: how the columns of the difference begin: its mean, interval, p and number of units.
+        arms: the columns that name the compared arms.
+        beside: more words on what is compared. A column's name in braces is its value.
+        units: how many the study planned. With fewer nothing is decided.
     """
 
     claim: str
@@ -284,7 +285,8 @@ def _of_differences(root: Path, planned: PlannedDifferences) -> Iterator[Reporte
     columns = [*planned.where, *planned.arms, *numbers.values()]
     if lacking := [column for column in columns if every and column not in every[0]]:
         raise DataError(f"{table}: has no column {lacking[0]!r}, {named}")
-    rows = [row for row in every if all(_is_one_of(row[column], value) for column, value in planned.where.items())]
+    wanted = {column: (value,) if isinstance(value, str) else value for column, value in planned.where.items()}
+    rows = [row for row in every if all(matching([row[column]], patterns) for column, patterns in wanted.items())]
     if every and not rows:
         where = ", ".join(f"{column} {value!r}" for column, value in planned.where.items())
         raise DataError(f"{table}: {planned.study} has no row with {where}, {named}")
@@ -301,10 +303,6 @@ def _of_differences(root: Path, planned: PlannedDifferences) -> Iterator[Reporte
         difference, arms = Difference(mean, low, high, p, int(n)), [row[arm] for arm in planned.arms]
         line = decide_published(claim, arms, difference, p_holm, words, row.get("verdict", ""), planned.units)
         yield ReportedVerdict(**asdict(line), page=root / planned.study / f"{row[PAGE]}.md")
-
-
-def _is_one_of(cell: str, values: str | tuple[str, ...]) -> bool:
-    return any(fnmatchcase(cell, value) for value in ([values] if isinstance(values, str) else values))
 
 
 def _tables(folder: Path) -> list[Path]:
